@@ -1,0 +1,1 @@
+"""Control core and admin listener that switch speculative decoding in a live engine."""

@@ -1,0 +1,1 @@
+"""Simulated SGLang engine: measured round times, the real admin path, no model."""

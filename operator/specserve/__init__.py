@@ -1,0 +1,1 @@
+"""SpecServe: keeps speculative decoding on exactly while it pays."""

@@ -1,0 +1,652 @@
+"""The SpecServe resource: pydantic models of spec and status.
+
+`schema.py` turns them into the CustomResourceDefinition, so descriptions, bounds, defaults and
+cross-field rules (CEL, under `x-kubernetes-validations`) are written here once. The API server
+judges objects; the operator parses what the server has accepted and ignores fields it does not
+know, so that a newer schema never stops an older operator.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+Rule = dict[str, str]
+
+
+def rules(*items: Rule) -> dict[str, Any]:
+    """Attach CEL rules to the schema node of a model or a field."""
+    return {"x-kubernetes-validations": list(items)}
+
+
+class Node(BaseModel):
+    """Base of all nodes: camelCase on the wire, immutable in the process."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore"
+    )
+
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Quantity = Annotated[
+    int | str,
+    Field(
+        json_schema_extra={
+            "maxLength": 32,
+            # The API machinery's own expression for a resource.Quantity.
+            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
+            r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+        }
+    ),
+]
+#: A piece of a pod handed on unchanged; the API server judges it when the Deployment is applied.
+PassThrough = dict[str, Any]
+Steps = Annotated[int, Field(ge=0, le=16)]
+
+
+class SecretKeyRef(Node):
+    """A key of a Secret in the namespace of the SpecServe."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: ObjectName = Field(default="token", description="Key inside the Secret.")
+
+
+class Model(Node):
+    """The model to serve."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "!has(self.revision) || self.source.startsWith('hf://')",
+                "message": "revision is only for hf:// sources; remove it or change model.source",
+                "fieldPath": ".revision",
+                "reason": "FieldValueForbidden",
+            }
+        )
+    )
+
+    source: Annotated[
+        str,
+        Field(
+            min_length=6,
+            max_length=512,
+            pattern=r"^(hf|pvc|oci|path)://.+$",
+            description="Where the weights are: `hf://ORG/NAME` (a model hub), "
+            "`pvc://CLAIM/PATH` (a volume claim of this namespace, mounted read-only), "
+            "`oci://IMAGE` (an image volume) or `path:///DIR` (a directory of the engine image "
+            "or of a volume named in spec.pod).",
+        ),
+    ]
+    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        default=None, description="Branch, tag or commit of an hf:// source."
+    )
+    served_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Model name that clients ask for; the source without its scheme if unset.",
+    )
+    quantization: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        default=None, description="Value of SGLang's --quantization; unset leaves it to the model."
+    )
+    context_length: Annotated[int, Field(ge=1, le=100_000_000)] | None = Field(
+        default=None, description="Longest sequence in tokens; unset leaves it to the model."
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Run Python code that comes with the weights."
+    )
+    token_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Hub token. It reaches every container that may fetch weights (target and "
+        "draft) as the environment variable HF_TOKEN.",
+    )
+
+
+class Draft(Node):
+    """The draft that speculates, and the step counts the engine must hold ready."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "self.method in ['NEXTN', 'NGRAM', 'None'] || has(self.source)",
+                "message": "draft.source is required for this draft.method",
+                "fieldPath": ".source",
+                "reason": "FieldValueRequired",
+            },
+            {
+                "rule": "!has(self.revision) || (has(self.source) && "
+                "self.source.startsWith('hf://'))",
+                "message": "revision is only for hf:// sources; remove it or change draft.source",
+                "fieldPath": ".revision",
+                "reason": "FieldValueForbidden",
+            },
+        )
+    )
+
+    method: Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "None"] = Field(
+        default="None",
+        description="Speculative algorithm. EAGLE, EAGLE3 and NEXTN can be switched in a live pod; "
+        "STANDALONE and NGRAM run as the engine started; None serves without a draft.",
+    )
+    source: (
+        Annotated[str, Field(min_length=6, max_length=512, pattern=r"^(hf|pvc|oci|path)://.+$")]
+        | None
+    ) = Field(default=None, description="Where the draft weights are; forms as in model.source.")
+    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        default=None, description="Branch, tag or commit of an hf:// source."
+    )
+    steps: Annotated[
+        list[Steps],
+        Field(
+            min_length=2,
+            max_length=8,
+            json_schema_extra={
+                "uniqueItems": True,
+                **rules(
+                    {
+                        "rule": "0 in self && self.exists(s, s > 0)",
+                        "message": "steps must contain 0 (off) and at least one count above 0",
+                    }
+                ),
+            },
+        ),
+    ] = Field(
+        default=[0, 3],
+        description="Draft step counts that the engine prepares at start; only these can be "
+        "switched to. 0 means off. Each further count costs GPU memory and start-up time.",
+    )
+
+
+class Threshold(Node):
+    """Two bounds on the signal, with a gap between them so that noise cannot flip the mode."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "self.onBelow < self.offAbove",
+                "message": "onBelow must be below offAbove",
+                "messageExpression": "'onBelow (%d) must be below offAbove (%d)'"
+                ".format([self.onBelow, self.offAbove])",
+                "fieldPath": ".onBelow",
+            }
+        )
+    )
+
+    off_above: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=48,
+        description="Speculation goes off when the signal is above this many requests in one pod "
+        "(all data-parallel ranks of the pod added up).",
+    )
+    on_below: Annotated[int, Field(ge=0, le=99_999)] = Field(
+        default=32,
+        description="Speculation goes back on when the signal is below this many requests in one "
+        "pod. Between the two bounds the mode stays as it is.",
+    )
+
+
+class Tier(Node):
+    """One step of a batch-size table inside the engine."""
+
+    min_batch: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        description="Smallest number of running requests this tier is for."
+    )
+    steps: Steps = Field(description="Draft steps to use; 0 is off.")
+
+
+DEFAULT_THRESHOLD: dict[str, Any] = {"offAbove": 48, "onBelow": 32}
+DEFAULT_POLICY: dict[str, Any] = {
+    "mode": "Auto",
+    "strategy": "Threshold",
+    "signal": "InFlight",
+    "threshold": DEFAULT_THRESHOLD,
+    "dwellOnSeconds": 10,
+    "dwellOffSeconds": 10,
+    "maxFlipsPerHour": 60,
+    "samplePeriodMilliseconds": 500,
+    "staleAfterSeconds": 5,
+    "onSignalLoss": "Hold",
+    "leaseSeconds": 60,
+    "draftKv": "Cold",
+    "tiers": [],
+}
+
+
+class Policy(Node):
+    """When to speculate. Changes of this block never restart a pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "self.staleAfterSeconds * 1000 >= 2 * self.samplePeriodMilliseconds",
+                "message": "staleAfterSeconds must be at least two sample periods, or every "
+                "second sample would count as stale",
+                "fieldPath": ".staleAfterSeconds",
+            },
+        )
+    )
+
+    mode: Literal["Auto", "On", "Off", "Observe"] = Field(
+        default="Auto",
+        description="Auto lets the strategy decide. On and Off pin the mode by hand. Observe "
+        "decides and reports what it would do, and never sends anything to a pod.",
+    )
+    strategy: Literal["Threshold"] = Field(
+        default="Threshold", description="How Auto and Observe decide."
+    )
+    signal: Literal["InFlight", "Running", "Queued"] = Field(
+        default="InFlight",
+        description="What the threshold is compared with, per pod: requests running, queued, or "
+        "in flight (both). Running alone never exceeds the engine's request cap.",
+    )
+    threshold: Threshold = Field(
+        default=DEFAULT_THRESHOLD,  # type: ignore[arg-type]
+        validate_default=True,
+        description="Bounds of the Threshold strategy.",
+    )
+    dwell_on_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        default=10, description="Shortest time in seconds that speculation stays on once it is on."
+    )
+    dwell_off_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        default=10,
+        description="Shortest time in seconds that speculation stays off once it is off.",
+    )
+    max_flips_per_hour: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=60,
+        description="Most flips of one pod within any 60 minutes; when spent, the mode holds.",
+    )
+    sample_period_milliseconds: Annotated[int, Field(ge=100, le=600_000)] = Field(
+        default=500,
+        description="Time in milliseconds between two readings of one pod. Stretched, and "
+        "reported, when one operator steers more pods than it can read so often.",
+    )
+    stale_after_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=5,
+        description="Age in seconds above which a reading counts as lost (see onSignalLoss).",
+    )
+    on_signal_loss: Literal["Hold", "On", "Off"] = Field(
+        default="Hold",
+        description="What to do with a pod whose load is unknown: Hold keeps its mode. Unknown "
+        "is never taken for zero.",
+    )
+    lease_seconds: Annotated[int, Field(ge=15, le=600)] = Field(
+        default=60,
+        description="Life of a directive in seconds. An engine that hears nothing for so long "
+        "follows the directive's fallback: the thresholds as a table over its own batch size. "
+        "Renewed after a third of it.",
+    )
+    draft_kv: Literal["Cold", "Warm"] = Field(
+        default="Cold",
+        description="What off does to the draft's KV cache. Cold skips the draft entirely; Warm "
+        "keeps it filled, which costs up to 42 % of throughput while off, and suits short offs.",
+    )
+    steps: Annotated[int, Field(ge=1, le=16)] | None = Field(
+        default=None,
+        description="Draft steps while on; one of draft.steps. The largest of them if unset.",
+    )
+    tiers: Annotated[
+        list[Tier],
+        Field(
+            max_length=16,
+            json_schema_extra=rules(
+                {
+                    "rule": "size(self) == 0 || self[0].minBatch == 1",
+                    "message": "the first tier must have minBatch 1",
+                },
+                {
+                    "rule": "self.all(t, self.exists_one(u, u.minBatch == t.minBatch))",
+                    "message": "each tier needs its own minBatch",
+                },
+            ),
+        ),
+    ] = Field(
+        default=[],
+        description="Batch-size table the engine follows by itself while on, ascending by "
+        "minBatch; empty means one step count for every batch size.",
+    )
+
+
+class EnvVar(Node):
+    """An environment variable of the engine container."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Name of the variable."
+    )
+    value: Annotated[str, Field(max_length=4096)] | None = Field(
+        default=None, description="Literal value."
+    )
+    value_from: PassThrough | None = Field(
+        default=None, description="Source of the value, as in a container."
+    )
+
+
+class Resources(Node):
+    """Requests and limits of the engine container."""
+
+    requests: dict[str, Quantity] = Field(
+        default={},
+        description="Resources to reserve.",
+        json_schema_extra={"maxProperties": 32},
+    )
+    limits: dict[str, Quantity] = Field(
+        default={},
+        description="Upper bounds; GPUs belong here, by the resource name of your device plugin.",
+        json_schema_extra={"maxProperties": 32},
+    )
+
+
+DEFAULT_RESOURCES: dict[str, Any] = {"requests": {}, "limits": {}}
+
+
+class Engine(Node):
+    """The engine process."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] = Field(
+        description="Container image with SGLang and the specserve-engine package."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        default=None, description="As in a container; unset follows the image tag."
+    )
+    command: Annotated[list[Text], Field(max_length=16)] = Field(
+        default=[], description="Replaces the image's entry point; empty keeps it."
+    )
+    args: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=128)
+    ] = Field(
+        default=[],
+        description="Further engine arguments. One that the operator renders too replaces the "
+        "operator's value, except where that would break control of the engine.",
+    )
+    env: Annotated[
+        list[EnvVar],
+        Field(
+            max_length=64,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+                **rules(
+                    {
+                        "rule": "self.all(e, !e.name.startsWith('SPECSERVE_'))",
+                        "message": "names beginning with SPECSERVE_ belong to the operator",
+                    }
+                ),
+            },
+        ),
+    ] = Field(default=[], description="Environment of the engine container.")
+    resources: Resources = Field(
+        default=DEFAULT_RESOURCES,  # type: ignore[arg-type]
+        validate_default=True,
+        description="Requests and limits of the engine container.",
+    )
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, description="GPUs that share one copy of the model (--tp-size)."
+    )
+    data_parallel: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, description="Copies of the model in one pod (--dp-size)."
+    )
+    max_running_requests: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=256,
+        description="Requests that run at once in one pod. Always rendered, because SGLang "
+        "silently caps it at 48 as soon as a draft is loaded.",
+    )
+    shared_memory: Quantity | None = Field(
+        default=None,
+        description="Size of a memory-backed /dev/shm, counted against the memory limit. With "
+        "more than one GPU in a pod 8Gi if unset, otherwise none.",
+    )
+    startup_budget_seconds: Annotated[int, Field(ge=30, le=86_400)] = Field(
+        default=900,
+        description="Time in seconds from container start to readiness before the kubelet "
+        "restarts it: weights, graph capture for every step count, warm-up.",
+    )
+    api_key_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Key that clients send to the serving port; the operator sends it to read "
+        "the load.",
+    )
+
+
+class Rollout(Node):
+    """How pods are replaced. The default frees a GPU before it asks for one."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "self.type == 'Recreate' || self.maxSurge > 0 || self.maxUnavailable > 0",
+                "message": "maxSurge and maxUnavailable cannot both be 0",
+                "fieldPath": ".maxUnavailable",
+            }
+        )
+    )
+
+    type: Literal["RollingUpdate", "Recreate"] = Field(
+        default="RollingUpdate", description="As in a Deployment."
+    )
+    max_surge: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=0, description="Pods above spec.replicas during a rollout; each needs a free GPU."
+    )
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=1, description="Pods that may be missing during a rollout."
+    )
+
+
+DEFAULT_ROLLOUT: dict[str, Any] = {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": 1}
+
+
+class Pod(Node):
+    """Parts of the pod template handed on as they are."""
+
+    labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
+        default={},
+        description="Further labels.",
+        json_schema_extra={"maxProperties": 64},
+    )
+    annotations: dict[str, Annotated[str, Field(max_length=65_536)]] = Field(
+        default={},
+        description="Further annotations.",
+        json_schema_extra={"maxProperties": 64},
+    )
+    node_selector: dict[str, Annotated[str, Field(max_length=63)]] = Field(
+        default={},
+        description="Node labels the pod needs.",
+        json_schema_extra={"maxProperties": 64},
+    )
+    tolerations: Annotated[list[PassThrough], Field(max_length=64)] = Field(
+        default=[], description="Taints the pod tolerates. The operator adds none of its own."
+    )
+    affinity: PassThrough | None = Field(default=None, description="As in a pod.")
+    topology_spread_constraints: Annotated[list[PassThrough], Field(max_length=16)] = Field(
+        default=[], description="As in a pod."
+    )
+    runtime_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
+    priority_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
+    scheduler_name: ObjectName | None = Field(default=None, description="As in a pod.")
+    host_ipc: bool = Field(
+        default=False, alias="hostIPC", description="Use the IPC namespace of the node."
+    )
+    service_account_name: ObjectName | None = Field(
+        default=None,
+        description="ServiceAccount of the pods; if unset the operator makes one without rights.",
+    )
+    enable_service_links: bool = Field(
+        default=False,
+        description="Put a variable for each Service of the namespace into the environment. Off, "
+        "because a Service named like the engine breaks it (SGLANG_PORT=tcp://...).",
+    )
+    image_pull_secrets: Annotated[list[PassThrough], Field(max_length=16)] = Field(
+        default=[], description="As in a pod."
+    )
+    security_context: PassThrough | None = Field(
+        default=None, description="Security context of the pod."
+    )
+    init_containers: Annotated[list[PassThrough], Field(max_length=16)] = Field(
+        default=[],
+        description="Containers to run first; the hub token is added to their environment.",
+    )
+    volumes: Annotated[list[PassThrough], Field(max_length=64)] = Field(
+        default=[], description="Further volumes."
+    )
+    volume_mounts: Annotated[list[PassThrough], Field(max_length=64)] = Field(
+        default=[], description="Further mounts of the engine container."
+    )
+    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        default=330,
+        description="Time in seconds that a stopping pod may take to finish its requests.",
+    )
+
+
+DEFAULT_POD: dict[str, Any] = {
+    "enableServiceLinks": False,
+    "hostIPC": False,
+    "terminationGracePeriodSeconds": 330,
+}
+DEFAULT_DRAFT: dict[str, Any] = {"method": "None", "steps": [0, 3]}
+
+
+class SpecServeSpec(Node):
+    """Desired state: a model, its draft, and the policy that switches speculation."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "!has(self.policy.steps) || self.policy.steps in self.draft.steps",
+                "message": "policy.steps must be one of draft.steps",
+                "fieldPath": ".policy.steps",
+            },
+            {
+                "rule": "self.policy.tiers.all(t, t.steps in self.draft.steps)",
+                "message": "every policy.tiers[].steps must be one of draft.steps",
+                "fieldPath": ".policy.tiers",
+            },
+            {
+                "rule": "self.draft.method != 'None' || self.policy.mode != 'On'",
+                "message": "policy.mode On needs a draft; set draft.method",
+                "fieldPath": ".policy.mode",
+            },
+        )
+    )
+
+    model: Model = Field(description="The model to serve.")
+    draft: Draft = Field(
+        default=DEFAULT_DRAFT,  # type: ignore[arg-type]
+        validate_default=True,
+        description="The draft that speculates.",
+    )
+    policy: Policy = Field(
+        default=DEFAULT_POLICY,  # type: ignore[arg-type]
+        validate_default=True,
+        description="When to speculate.",
+    )
+    engine: Engine = Field(description="The engine process.")
+    replicas: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=1,
+        description="Number of engine pods; 0 is honoured. The scale subresource writes here.",
+    )
+    rollout: Rollout = Field(
+        default=DEFAULT_ROLLOUT,  # type: ignore[arg-type]
+        validate_default=True,
+        description="How pods are replaced.",
+    )
+    pod: Pod = Field(
+        default=DEFAULT_POD,  # type: ignore[arg-type]
+        validate_default=True,
+        description="Parts of the pod template handed on as they are.",
+    )
+
+
+class Condition(Node):
+    """One observation about the SpecServe, as in metav1.Condition."""
+
+    type: Annotated[str, Field(max_length=316)] = Field(description="What is observed.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+        description="Why, as one word for machines."
+    )
+    message: Annotated[str, Field(max_length=32_768)] = Field(
+        default="", description="Why, for people, with the thing to change."
+    )
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = Field(
+        description="When status last changed."
+    )
+    observed_generation: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Generation of the spec this was observed for."
+    )
+
+
+class Speculation(Node):
+    """What is wanted of the pods, and what the engines themselves report."""
+
+    mode: Literal["On", "Off", "Mixed", "Unknown"] = Field(
+        default="Unknown",
+        description="What ready pods run: all on, all off, both, or not read yet.",
+    )
+    wanted: Literal["On", "Off", "Mixed", "Unknown"] = Field(
+        default="Unknown", description="What the policy wants of the ready pods."
+    )
+    summary: Annotated[str, Field(max_length=64)] = Field(
+        default="", description="One word and counts for `kubectl get`: On 3/3."
+    )
+    on: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Ready pods whose engine speculates."
+    )
+    off: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Ready pods whose engine does not speculate."
+    )
+    drifted: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Ready pods whose engine reports another mode than wanted."
+    )
+    unknown: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Ready pods whose engine could not be read."
+    )
+    epoch: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Largest epoch of any engine of this SpecServe."
+    )
+    control_mode: Literal["Live", "None", "Unknown"] = Field(
+        default="Unknown",
+        description="Live: the engines take switches. None: they do not; see controlReason.",
+    )
+    control_reason: Annotated[str, Field(max_length=1024)] = Field(
+        default="", description="Why the control mode is what it is."
+    )
+    last_switch_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = (
+        Field(default=None, description="When a pod was last switched on or off.")
+    )
+    last_switch_reason: Annotated[str, Field(max_length=512)] = Field(
+        default="", description="Why, in one line."
+    )
+    accept_length_centi: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Tokens won per verify step, times 100, mean over pods, seen while on.",
+    )
+    sample_period_milliseconds: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Sample period in force, if longer than asked for."
+    )
+
+
+class SpecServeStatus(Node):
+    """Observed state."""
+
+    observed_generation: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Generation of the spec that this status describes."
+    )
+    replicas: Annotated[int, Field(ge=0)] = Field(default=0, description="Pods that exist.")
+    ready_replicas: Annotated[int, Field(ge=0)] = Field(default=0, description="Pods ready.")
+    ready: Annotated[str, Field(max_length=32)] = Field(
+        default="", description="Ready and desired pods for `kubectl get`."
+    )
+    selector: Annotated[str, Field(max_length=1024)] = Field(
+        default="", description="Label selector of the pods, for autoscalers."
+    )
+    speculation: Speculation = Field(
+        default={},  # type: ignore[arg-type]
+        validate_default=True,
+        description="What is wanted of the pods, and what they report.",
+    )
+    conditions: Annotated[
+        list[Condition],
+        Field(
+            max_length=16,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+            },
+        ),
+    ] = Field(default=[], description="Ready, Available, MetricsFresh and others.")

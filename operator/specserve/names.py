@@ -1,0 +1,82 @@
+"""Every name that leaves the process: API group, labels, ports, paths, files.
+
+One module, so that the wire contract and the object names can be read in one place.
+"""
+
+from typing import Final
+
+GROUP: Final = "specserve.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "SpecServe"
+PLURAL: Final = "specserves"
+SINGULAR: Final = "specserve"
+SHORT_NAME: Final = "sps"
+CATEGORIES: Final = ("all", "serving")
+
+#: Field manager of every server-side apply, and `reportingComponent` of every event.
+MANAGER: Final = "specserve"
+
+LABEL_NAME: Final = "app.kubernetes.io/name"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
+
+#: Server-side filter of every list and watch the operator opens.
+OWNED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGER}"
+
+#: On a SpecServe: each new value makes the operator rotate the engine credentials once.
+ANNOTATION_ROTATE: Final = f"{GROUP}/rotate-credentials"
+#: On the Secret: the last value of ANNOTATION_ROTATE that was honoured.
+ANNOTATION_ROTATED: Final = f"{GROUP}/rotated"
+
+ENGINE_CONTAINER: Final = "engine"
+PORT_SERVING: Final = 30000
+PORT_ADMIN: Final = 9470
+PORT_NAME_SERVING: Final = "http"
+PORT_NAME_ADMIN: Final = "admin"
+
+PATH_SPECULATION: Final = "/v1/speculation"
+PATH_ADMIN_HEALTH: Final = "/health"
+PATH_LOADS: Final = "/v1/loads"
+PATH_METRICS: Final = "/metrics"
+PATH_SERVING_HEALTH: Final = "/health"
+
+#: Keys of the credentials Secret, mounted as files of the same names.
+KEY_PLUGIN_TOKEN: Final = "plugin-token"  # noqa: S105 - the name of a key, not a secret
+KEY_PLUGIN_TOKEN_PREVIOUS: Final = "plugin-token-previous"  # noqa: S105
+KEY_ADMIN_KEY: Final = "admin-key"
+KEY_NONCE: Final = "nonce"
+CREDENTIALS_DIR: Final = "/etc/specserve/credentials"
+
+ENV_POD_UID: Final = "SPECSERVE_POD_UID"
+ENV_ADMIN_PORT: Final = "SPECSERVE_ADMIN_PORT"
+ENV_CREDENTIALS_DIR: Final = "SPECSERVE_CREDENTIALS_DIR"
+ENV_REQUIRE_LIVE: Final = "SPECSERVE_REQUIRE_LIVE"
+ENV_STEPS: Final = "SPECSERVE_STEPS"
+ENV_HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105
+
+
+def credentials_secret(name: str) -> str:
+    """Name of the Secret that holds the engine credentials of the SpecServe `name`."""
+    return f"{name}-credentials"
+
+
+def selector(name: str) -> dict[str, str]:
+    """Labels that select the engine pods of the SpecServe `name`.
+
+    They depend on its identity alone, never on a version, a user's label or the model, because a
+    Deployment's selector is immutable.
+    """
+    return {LABEL_NAME: MANAGER, LABEL_INSTANCE: name, LABEL_COMPONENT: "engine"}
+
+
+def labels(name: str) -> dict[str, str]:
+    """Labels of every object made for the SpecServe `name`: its selector and who manages it."""
+    return {**selector(name), LABEL_MANAGED_BY: MANAGER, LABEL_PART_OF: MANAGER}
+
+
+def selector_string(name: str) -> str:
+    """The selector in the form that the scale subresource and `kubectl -l` take."""
+    return ",".join(f"{key}={value}" for key, value in sorted(selector(name).items()))
