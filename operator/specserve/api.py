@@ -124,7 +124,7 @@ class Draft(Node):
 
     method: Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "None"] = Field(
         default="None",
-        description="Speculative algorithm. EAGLE, EAGLE3 and NEXTN can be switched in a live pod; "
+        description="Speculative algorithm. EAGLE, EAGLE3 and NEXTN switch in a live pod; "
         "STANDALONE and NGRAM run as the engine started; None serves without a draft.",
     )
     source: (
@@ -238,7 +238,7 @@ class Policy(Node):
         "in flight (both). Running alone never exceeds the engine's request cap.",
     )
     threshold: Threshold = Field(
-        default=DEFAULT_THRESHOLD,  # type: ignore[arg-type]
+        default=DEFAULT_THRESHOLD,
         validate_default=True,
         description="Bounds of the Threshold strategy.",
     )
@@ -372,7 +372,7 @@ class Engine(Node):
         ),
     ] = Field(default=[], description="Environment of the engine container.")
     resources: Resources = Field(
-        default=DEFAULT_RESOURCES,  # type: ignore[arg-type]
+        default=DEFAULT_RESOURCES,
         validate_default=True,
         description="Requests and limits of the engine container.",
     )
@@ -526,12 +526,12 @@ class SpecServeSpec(Node):
 
     model: Model = Field(description="The model to serve.")
     draft: Draft = Field(
-        default=DEFAULT_DRAFT,  # type: ignore[arg-type]
+        default=DEFAULT_DRAFT,
         validate_default=True,
         description="The draft that speculates.",
     )
     policy: Policy = Field(
-        default=DEFAULT_POLICY,  # type: ignore[arg-type]
+        default=DEFAULT_POLICY,
         validate_default=True,
         description="When to speculate.",
     )
@@ -541,12 +541,12 @@ class SpecServeSpec(Node):
         description="Number of engine pods; 0 is honoured. The scale subresource writes here.",
     )
     rollout: Rollout = Field(
-        default=DEFAULT_ROLLOUT,  # type: ignore[arg-type]
+        default=DEFAULT_ROLLOUT,
         validate_default=True,
         description="How pods are replaced.",
     )
     pod: Pod = Field(
-        default=DEFAULT_POD,  # type: ignore[arg-type]
+        default=DEFAULT_POD,
         validate_default=True,
         description="Parts of the pod template handed on as they are.",
     )
@@ -636,7 +636,7 @@ class SpecServeStatus(Node):
         default="", description="Label selector of the pods, for autoscalers."
     )
     speculation: Speculation = Field(
-        default={},  # type: ignore[arg-type]
+        default={},
         validate_default=True,
         description="What is wanted of the pods, and what they report.",
     )

@@ -1,0 +1,153 @@
+"""A local copy of one resource, kept by list and watch.
+
+The list comes in pages; the watch asks for bookmarks, so that silence is noticed and a resumed
+watch starts where the last one ended. Bodies are turned into small values as they arrive and are
+not kept. The operator must not miss what happened while a watch was broken, so a new list also
+reports what has vanished.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from specserve.kube import WATCH_IDLE, Kube, KubeError, KubeRefused, Object
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+PAGE = 500
+BACKOFF_FIRST = 0.5
+BACKOFF_LONGEST = 10.0
+#: Seconds after which the server is asked to end a watch, so that load spreads over its replicas.
+WATCH_SECONDS = (300, 600)
+
+
+class Informer(Generic[Value]):
+    """Keeps `values` (object uid → value) equal to what the API server holds.
+
+    Args:
+        kube: Connection to the API server.
+        path: Path of the collection, such as `/api/v1/pods`.
+        extract: Turns an object into the value to keep. Called once for each event.
+        changed: Told the old and the new value; None stands for "was not" or "is no more".
+        query: Further query parameters, such as `labelSelector`.
+        idle: Seconds without a byte after which the watch counts as dead.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        path: str,
+        extract: Callable[[Object], Value],
+        changed: Callable[[Value | None, Value | None], None],
+        query: Mapping[str, str] | None = None,
+        idle: float = WATCH_IDLE,
+    ) -> None:
+        self._kube = kube
+        self._path = path
+        self._extract = extract
+        self._changed = changed
+        self._query = dict(query or {})
+        self._idle = idle
+        self._versions: dict[str, str] = {}
+        self.values: dict[str, Value] = {}
+        self.synced = asyncio.Event()
+        #: Monotonic time in seconds of the last word from the server.
+        self.heard = time.monotonic()
+
+    async def run(self) -> None:
+        """List and watch for ever; every failure backs off and goes on."""
+        version: str | None = None
+        backoff = BACKOFF_FIRST
+        while True:
+            try:
+                if version is None:
+                    version = await self._list()
+                    backoff = BACKOFF_FIRST
+                async for event in self._kube.watch(
+                    self._path,
+                    {
+                        **self._query,
+                        "resourceVersion": version,
+                        "timeoutSeconds": str(random.randint(*WATCH_SECONDS)),  # noqa: S311
+                    },
+                    self._idle,
+                ):
+                    version = self._take(event)
+                    backoff = BACKOFF_FIRST
+                self.heard = time.monotonic()
+            except KubeRefused as error:
+                if error.status == 410:
+                    version = None
+                    continue
+                log.warning("%s: %s", self._path, error)
+                await self._pause(max(backoff, error.retry_after))
+                backoff = min(backoff * 2, BACKOFF_LONGEST)
+            except KubeError as error:
+                log.warning("%s", error)
+                await self._pause(backoff)
+                backoff = min(backoff * 2, BACKOFF_LONGEST)
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds * (1 + random.random() / 2))  # noqa: S311
+
+    async def _list(self) -> str:
+        token = ""
+        seen: dict[str, str] = {}
+        while True:
+            page = await self._kube.call(
+                "GET",
+                self._path,
+                query={
+                    **self._query,
+                    "limit": str(PAGE),
+                    **({"continue": token} if token else {}),
+                },
+                timeout=30.0,
+            )
+            for item in page["items"]:
+                meta = item["metadata"]
+                seen[meta["uid"]] = meta["resourceVersion"]
+                if self._versions.get(meta["uid"]) != meta["resourceVersion"]:
+                    self._put(meta["uid"], item)
+            token = page["metadata"].get("continue", "")
+            if not token:
+                break
+            # A page of 500 objects holds the event loop for some milliseconds; let others in.
+            await asyncio.sleep(0)
+        for uid in self._versions.keys() - seen.keys():
+            self._drop(uid)
+        self._versions = seen
+        self.heard = time.monotonic()
+        self.synced.set()
+        version: str = page["metadata"]["resourceVersion"]
+        return version
+
+    def _take(self, event: Object) -> str:
+        self.heard = time.monotonic()
+        meta = event["object"]["metadata"]
+        version: str = meta["resourceVersion"]
+        if event["type"] == "BOOKMARK":
+            return version
+        if event["type"] == "DELETED":
+            self._versions.pop(meta["uid"], None)
+            self._drop(meta["uid"])
+        else:
+            self._versions[meta["uid"]] = version
+            self._put(meta["uid"], event["object"])
+        return version
+
+    def _put(self, uid: str, item: Object) -> None:
+        old = self.values.get(uid)
+        new = self._extract(item)
+        self.values[uid] = new
+        if old != new:
+            self._changed(old, new)
+
+    def _drop(self, uid: str) -> None:
+        if uid in self.values:
+            self._changed(self.values.pop(uid), None)

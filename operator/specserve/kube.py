@@ -1,0 +1,197 @@
+"""One connection to the API server: JSON calls and watch streams over `kubernetes.aio`.
+
+Raw on purpose. Typed models drop fields they do not know and cost two seconds of CPU to import;
+server-side apply wants plain dicts. Every call is bounded in time, and every failure is one of two
+exceptions, whatever layer it came from.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+JSON = "application/json"
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+
+#: Seconds for a call that is not a watch.
+CALL_TIMEOUT = 15.0
+#: Seconds without a byte after which a watch counts as dead. Bookmarks come about once a minute.
+WATCH_IDLE = 90.0
+
+Object = dict[str, Any]
+
+
+class KubeError(Exception):
+    """A call to the API server did not succeed."""
+
+
+class KubeUnreachable(KubeError):
+    """No HTTP answer: connection refused or lost, or time ran out. The outcome is unknown."""
+
+
+class KubeRefused(KubeError):
+    """The API server answered with an error.
+
+    Attributes:
+        status: HTTP status code.
+        reason: Machine-readable reason of the Status object, such as `NotFound`.
+        message: The server's own words; they name the field for a rejected object.
+        retry_after: Seconds the server asks to wait, 0 if it does not say.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+
+class Kube:
+    """A client of one API server; share it, its connection pool is its worth."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    async def connect(cls, max_connections: int = 64) -> Self:
+        """Connect as the pod's service account, or by KUBECONFIG outside a cluster.
+
+        Raises:
+            kubernetes.aio.config.ConfigException: Neither is there, or it cannot be read.
+        """
+        settings = client.Configuration()
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            await config.load_kube_config(client_configuration=settings)
+        settings.connection_pool_maxsize = max_connections
+        return cls(client.ApiClient(configuration=settings))
+
+    async def close(self) -> None:
+        """Close the pooled connections."""
+        await self._api.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = JSON,
+        timeout: float = CALL_TIMEOUT,
+    ) -> Object:
+        """Make one call and return the decoded answer.
+
+        Args:
+            method: HTTP method.
+            path: Path below the server's address, such as `/api/v1/pods`.
+            query: Query parameters.
+            body: Object to send.
+            content_type: Media type of `body`; it decides what a PATCH means.
+            timeout: Seconds for the whole call.
+
+        Raises:
+            KubeRefused: The server answered with an error.
+            KubeUnreachable: There was no answer.
+        """
+        try:
+            response = await self._request(method, path, query, body, content_type, timeout)
+            async with response:
+                text = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise KubeUnreachable(f"{method} {path}: {describe(error)}") from error
+        if response.status >= 400:
+            raise _refused(response, text)
+        decoded: Object = json.loads(text)
+        return decoded
+
+    async def watch(
+        self, path: str, query: Mapping[str, str], idle: float = WATCH_IDLE
+    ) -> AsyncIterator[Object]:
+        """Yield the events of one watch until the server ends it.
+
+        Raises:
+            KubeRefused: The server refused the watch, or sent an ERROR event (410 among them).
+            KubeUnreachable: The connection broke, or nothing came for `idle` seconds.
+        """
+        try:
+            response = await self._request(
+                "GET",
+                path,
+                {**query, "watch": "true", "allowWatchBookmarks": "true"},
+                None,
+                JSON,
+                aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=idle),
+            )
+            async with response:
+                if response.status >= 400:
+                    raise _refused(response, await response.read())
+                while line := await response.content.readline():
+                    event: Object = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise _status(event["object"])
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise KubeUnreachable(f"watch {path}: {describe(error)}") from error
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Object | None,
+        content_type: str,
+        timeout: float | aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": JSON, "Content-Type": content_type}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = f"{self._api.configuration.host}{path}"
+        if query:
+            url = f"{url}?{urlencode(query)}"
+        answer = await self._api.rest_client.request(
+            method, url, headers=headers, body=body, _request_timeout=timeout
+        )
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+
+def describe(error: BaseException) -> str:
+    """Words for a transport error; time-outs carry none of their own."""
+    if isinstance(error, asyncio.TimeoutError | aiohttp.ServerTimeoutError):
+        return "timed out"
+    return str(error) or type(error).__name__
+
+
+def _refused(response: aiohttp.ClientResponse, text: bytes) -> KubeRefused:
+    try:
+        status = json.loads(text)
+    except ValueError:
+        status = {}
+    if not isinstance(status, dict) or status.get("kind") != "Status":
+        status = {"message": text[:200].decode(errors="replace")}
+    status = {**status, "code": response.status}
+    after = response.headers.get("Retry-After", "")
+    return _status(status, float(after) if after.isdigit() else 0.0)
+
+
+def _status(status: Object, retry_after: float = 0.0) -> KubeRefused:
+    return KubeRefused(
+        int(status.get("code") or 500),
+        str(status.get("reason") or "Unknown"),
+        str(status.get("message") or ""),
+        retry_after,
+    )

@@ -1,0 +1,141 @@
+"""The operator's own metrics and health, served by a thread of its own.
+
+A thread, so that a blocked event loop is seen from outside: the ages below grow and /healthz turns
+to 503.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.process_collector import ProcessCollector
+
+registry = CollectorRegistry()
+ProcessCollector(registry=registry)
+GCCollector(registry=registry)
+
+reconciles = Counter(
+    "specserve_reconcile_total", "Reconciles by result.", ["result"], registry=registry
+)
+reconcile_seconds = Histogram(
+    "specserve_reconcile_duration_seconds",
+    "Time from taking a SpecServe to its status, in seconds.",
+    registry=registry,
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+queue_length = Gauge(
+    "specserve_work_queue_length", "SpecServes that wait for a reconcile.", registry=registry
+)
+queue_depth = Gauge(
+    "specserve_queue_depth",
+    "Requests in the engines of a SpecServe by state.",
+    ["namespace", "name", "state"],
+    registry=registry,
+)
+sample_age = Gauge(
+    "specserve_sample_age_seconds",
+    "Age of the oldest load reading among the ready pods of a SpecServe.",
+    ["namespace", "name"],
+    registry=registry,
+)
+enabled = Gauge(
+    "specserve_speculation_enabled",
+    "Pods whose engine reports speculation on.",
+    ["namespace", "name"],
+    registry=registry,
+)
+switches = Counter(
+    "specserve_speculation_switches_total",
+    "Acknowledged switches of a pod by mode and reason.",
+    ["mode", "reason"],
+    registry=registry,
+)
+admin_seconds = Histogram(
+    "specserve_admin_request_duration_seconds",
+    "Time of calls to engines by call and answer, in seconds.",
+    ["call", "code"],
+    registry=registry,
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3),
+)
+sample_period = Gauge(
+    "specserve_sample_period_stretch_ratio",
+    "Sample period in force divided by the period asked for; 1 unless the operator is at its "
+    "limit of readings a second.",
+    registry=registry,
+)
+leader = Gauge("specserve_leader", "1 while this process leads.", registry=registry)
+
+_per_resource = (sample_age, enabled)
+
+
+def forget(namespace: str, name: str) -> None:
+    """Drop the series of a SpecServe that is no more."""
+    for gauge in _per_resource:
+        gauge.remove(namespace, name)
+    for state in ("running", "queued"):
+        queue_depth.remove(namespace, name, state)
+
+
+class Health:
+    """Ages that must stay below their limits while the process is well.
+
+    Args:
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._checks: dict[str, tuple[Callable[[], float], float]] = {}
+        self.ready = False
+
+    def watch(self, name: str, last: Callable[[], float], limit: float) -> None:
+        """Call the process unhealthy when `last()` is more than `limit` seconds ago."""
+        self._checks[name] = (last, limit)
+
+    def clear(self) -> None:
+        """Forget all checks, as when a leader steps down."""
+        self._checks.clear()
+
+    def problems(self) -> list[str]:
+        """What is overdue, in words; empty when all is well."""
+        now = self._clock()
+        return [
+            f"{name}: last sign of life {now - last():.0f} s ago, limit {limit:.0f} s"
+            for name, (last, limit) in list(self._checks.items())
+            if now - last() > limit
+        ]
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Say nothing: probes come every few seconds."""
+
+
+def serve(health: Health, port: int, host: str = "") -> WSGIServer:
+    """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one."""
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            answer: Iterable[bytes] = metrics(environ, start)
+            return answer
+        if path == "/healthz":
+            problems = health.problems()
+        elif path == "/readyz":
+            problems = health.problems() if health.ready else ["not connected yet"]
+        else:
+            start("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"there are /metrics, /healthz and /readyz\n"]
+        start(
+            "503 Service Unavailable" if problems else "200 OK", [("Content-Type", "text/plain")]
+        )
+        return [("\n".join(problems) or "ok").encode() + b"\n"]
+
+    server = make_server(host, port, app, handler_class=_QuietHandler)
+    threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
+    return server
