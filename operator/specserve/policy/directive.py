@@ -1,0 +1,160 @@
+"""A mode in the words of the engine's admin endpoint, and the engine's words read back.
+
+The wire fields are those of `PUT /v1/speculation`. A setting is the part of a directive that the
+engine reports back: mode, steps or tiers, draftKv and fallback.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from specserve import api
+from specserve.policy.state import Mode
+
+#: Longest reason the engine takes.
+REASON_LENGTH: Final = 256
+
+
+def wanted(policy: api.Policy, draft: api.Draft, mode: Mode) -> dict[str, Any]:
+    """The setting that puts an engine into `mode` and survives the operator.
+
+    Args:
+        policy: Gives the steps or the tiers while on, the draft's KV mode and the fallback.
+        draft: Gives the steps if the policy names none: the largest that the engine prepares.
+        mode: The verdict's mode.
+    """
+    draft_kv = policy.draft_kv.lower()
+    active = _on(policy, draft) if mode == "On" else {"mode": "off"}
+    return {
+        **active,
+        "draftKv": draft_kv,
+        "fallback": {**_fallback(policy, draft, active), "draftKv": draft_kv},
+    }
+
+
+def _on(policy: api.Policy, draft: api.Draft) -> dict[str, Any]:
+    if policy.tiers:
+        return {"mode": "tiers", "tiers": _table(policy)}
+    return {"mode": "on", "steps": _steps(policy, draft)}
+
+
+def _steps(policy: api.Policy, draft: api.Draft) -> int:
+    return max(draft.steps) if policy.steps is None else policy.steps
+
+
+def _table(policy: api.Policy) -> list[dict[str, int]]:
+    ordered = sorted(policy.tiers, key=lambda tier: tier.min_batch)
+    return [{"minBatch": tier.min_batch, "steps": tier.steps} for tier in ordered]
+
+
+def _fallback(policy: api.Policy, draft: api.Draft, active: dict[str, Any]) -> dict[str, Any]:
+    """What the engine does by itself once the lease has run out.
+
+    A pin outlives the operator. Otherwise the upper bound becomes a table over the engine's own
+    batch size, so that no pod stays in a mode the policy would not choose for its batch. The
+    queue is not a function of the batch, so with the signal Queued the table is the one the
+    policy names for the time it is on, and where it names none the engine's own policy rules:
+    it is the only one left that sees the load.
+    """
+    if policy.mode in {"On", "Off"}:
+        return active
+    table = _table(policy)
+    if policy.signal == "Queued":
+        return {"mode": "tiers", "tiers": table} if table else {"mode": "auto"}
+    off = policy.threshold.off_above + 1
+    below = [tier for tier in table if tier["minBatch"] < off] or [
+        {"minBatch": 1, "steps": _steps(policy, draft)}
+    ]
+    return {"mode": "tiers", "tiers": [*below, {"minBatch": off, "steps": 0}]}
+
+
+def body(
+    wanted: Mapping[str, Any],
+    *,
+    pod_uid: str,
+    boot_id: str,
+    epoch: int,
+    holder: str,
+    lease_seconds: int,
+    deadline_ms: int,
+    reason: str,
+) -> dict[str, Any]:
+    """The directive that carries the setting `wanted`, as the JSON object to PUT.
+
+    A renewal must repeat the body of its epoch, the reason included.
+
+    Args:
+        wanted: From `wanted()`.
+        pod_uid: UID of the pod that is meant.
+        boot_id: Engine process that is meant, from its read-back.
+        epoch: The fence, above every epoch this pod has seen.
+        holder: Namespace and name of the installation's election Lease.
+        lease_seconds: Life of the directive in seconds.
+        deadline_ms: Time for the engine's answer in milliseconds.
+        reason: One line for the engine's log; cut to what the engine takes.
+    """
+    return {
+        "podUID": pod_uid,
+        "bootID": boot_id,
+        "epoch": epoch,
+        "holder": holder,
+        "leaseSeconds": lease_seconds,
+        **wanted,
+        "deadlineMs": deadline_ms,
+        "reason": " ".join(reason.split())[:REASON_LENGTH],
+    }
+
+
+def matches(readback: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first difference between what an engine reports and what is wanted, None if none.
+
+    Fields that the wanted mode does not use are ignored, whatever the engine reports there.
+    """
+    return _differ(readback, wanted, "")
+
+
+def _differ(actual: object, wanted: Mapping[str, Any], prefix: str) -> str | None:
+    if not isinstance(actual, Mapping):
+        return f"{prefix.rstrip('.')} is {_words(actual)}, wanted {_words(wanted)}"
+    for key, value in wanted.items():
+        if isinstance(value, Mapping):
+            difference = _differ(actual.get(key), value, f"{prefix}{key}.")
+            if difference is not None:
+                return difference
+        elif actual.get(key) != value:
+            return f"{prefix}{key} is {_words(actual.get(key))}, wanted {_words(value)}"
+    return None
+
+
+def _words(value: object) -> str:
+    if value is None:
+        return "missing"
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={_words(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "[" + ", ".join(_words(item) for item in value) + "]"
+    return str(value)
+
+
+def is_on(readback: Mapping[str, Any]) -> bool | None:
+    """Whether an engine speculates by its own report; None if the report does not say.
+
+    A directive that forces a mode is taken at its word. Under its own policy the engine has a
+    mode only as far as its ranks have run rounds: before that `activeSteps` is what it booted
+    with.
+    """
+    mode = readback.get("mode")
+    if mode == "off":
+        return False
+    if mode == "on":
+        return True
+    if mode == "tiers":
+        return any(tier.get("steps", 0) > 0 for tier in readback.get("tiers") or [])
+    if mode != "auto":
+        return None
+    steps = [
+        rank["activeSteps"]
+        for group in readback.get("groups") or []
+        for rank in group.get("ranks") or []
+        if rank.get("decodeRounds") and rank.get("activeSteps") is not None
+    ]
+    return any(count > 0 for count in steps) if steps else None
