@@ -43,6 +43,26 @@ Quantity = Annotated[
 #: A piece of a pod handed on unchanged; the API server judges it when the Deployment is applied.
 PassThrough = dict[str, Any]
 Steps = Annotated[int, Field(ge=0, le=16)]
+Source = Annotated[
+    str,
+    Field(
+        min_length=6,
+        max_length=512,
+        pattern=r"^(hf|pvc|oci|path)://\S+$",
+        json_schema_extra=rules(
+            {
+                "rule": "!self.startsWith('path://') || self.startsWith('path:///')",
+                "message": "path:// takes an absolute directory: path:///DIR",
+            },
+            {
+                "rule": "!self.startsWith('pvc://') || "
+                "self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$')",
+                "message": "pvc:// takes the name of a volume claim, then a path inside it: "
+                "pvc://CLAIM/PATH",
+            },
+        ),
+    ),
+]
 
 
 class SecretKeyRef(Node):
@@ -66,18 +86,11 @@ class Model(Node):
         )
     )
 
-    source: Annotated[
-        str,
-        Field(
-            min_length=6,
-            max_length=512,
-            pattern=r"^(hf|pvc|oci|path)://.+$",
-            description="Where the weights are: `hf://ORG/NAME` (a model hub), "
-            "`pvc://CLAIM/PATH` (a volume claim of this namespace, mounted read-only), "
-            "`oci://IMAGE` (an image volume) or `path:///DIR` (a directory of the engine image "
-            "or of a volume named in spec.pod).",
-        ),
-    ]
+    source: Source = Field(
+        description="Where the weights are: `hf://ORG/NAME` (a model hub), `pvc://CLAIM/PATH` (a "
+        "volume claim of this namespace, mounted read-only), `oci://IMAGE` (an image volume) or "
+        "`path:///DIR` (a directory of the engine image or of a volume named in spec.pod)."
+    )
     revision: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         default=None, description="Branch, tag or commit of an hf:// source."
     )
@@ -127,10 +140,9 @@ class Draft(Node):
         description="Speculative algorithm. EAGLE, EAGLE3 and NEXTN switch in a live pod; "
         "STANDALONE and NGRAM run as the engine started; None serves without a draft.",
     )
-    source: (
-        Annotated[str, Field(min_length=6, max_length=512, pattern=r"^(hf|pvc|oci|path)://.+$")]
-        | None
-    ) = Field(default=None, description="Where the draft weights are; forms as in model.source.")
+    source: Source | None = Field(
+        default=None, description="Where the draft weights are; forms as in model.source."
+    )
     revision: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         default=None, description="Branch, tag or commit of an hf:// source."
     )
@@ -295,6 +307,10 @@ class Policy(Node):
                     "rule": "self.all(t, self.exists_one(u, u.minBatch == t.minBatch))",
                     "message": "each tier needs its own minBatch",
                 },
+                {
+                    "rule": "self.map(t, t.minBatch).isSorted()",
+                    "message": "tiers must ascend by minBatch",
+                },
             ),
         ),
     ] = Field(
@@ -306,6 +322,16 @@ class Policy(Node):
 
 class EnvVar(Node):
     """An environment variable of the engine container."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "!(has(self.value) && has(self.valueFrom))",
+                "message": "value and valueFrom exclude each other",
+                "fieldPath": ".valueFrom",
+            }
+        )
+    )
 
     name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         description="Name of the variable."
@@ -338,6 +364,20 @@ DEFAULT_RESOURCES: dict[str, Any] = {"requests": {}, "limits": {}}
 
 class Engine(Node):
     """The engine process."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                # A memory-backed volume is charged to the pod's memory limit.
+                "rule": "!has(self.sharedMemory) || !('memory' in self.resources.limits) || "
+                "quantity(string(self.sharedMemory)).isLessThan("
+                "quantity(string(self.resources.limits['memory'])))",
+                "message": "sharedMemory must be below resources.limits.memory, which it counts "
+                "against",
+                "fieldPath": ".sharedMemory",
+            }
+        )
+    )
 
     image: Annotated[str, Field(min_length=1, max_length=512)] = Field(
         description="Container image with SGLang and the specserve-engine package."
@@ -395,7 +435,8 @@ class Engine(Node):
     startup_budget_seconds: Annotated[int, Field(ge=30, le=86_400)] = Field(
         default=900,
         description="Time in seconds from container start to readiness before the kubelet "
-        "restarts it: weights, graph capture for every step count, warm-up.",
+        "restarts it: weights, graph capture for every step count, warm-up. It is part of the pod "
+        "template (its startup probe), so that a change replaces the pods.",
     )
     api_key_secret_ref: SecretKeyRef | None = Field(
         default=None,
