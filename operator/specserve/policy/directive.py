@@ -12,6 +12,8 @@ from specserve.policy.state import Mode
 
 #: Longest reason the engine takes.
 REASON_LENGTH: Final = 256
+#: Largest `minBatch` the engine takes. No batch is that large, so what lies above is left out.
+LARGEST_BATCH: Final = 65_536
 
 
 def wanted(policy: api.Policy, draft: api.Draft, mode: Mode) -> dict[str, Any]:
@@ -43,7 +45,11 @@ def _steps(policy: api.Policy, draft: api.Draft) -> int:
 
 def _table(policy: api.Policy) -> list[dict[str, int]]:
     ordered = sorted(policy.tiers, key=lambda tier: tier.min_batch)
-    return [{"minBatch": tier.min_batch, "steps": tier.steps} for tier in ordered]
+    return [
+        {"minBatch": tier.min_batch, "steps": tier.steps}
+        for tier in ordered
+        if tier.min_batch <= LARGEST_BATCH
+    ]
 
 
 def _fallback(policy: api.Policy, draft: api.Draft, active: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +70,8 @@ def _fallback(policy: api.Policy, draft: api.Draft, active: dict[str, Any]) -> d
     below = [tier for tier in table if tier["minBatch"] < off] or [
         {"minBatch": 1, "steps": _steps(policy, draft)}
     ]
-    return {"mode": "tiers", "tiers": [*below, {"minBatch": off, "steps": 0}]}
+    above = [{"minBatch": off, "steps": 0}] if off <= LARGEST_BATCH else []
+    return {"mode": "tiers", "tiers": [*below, *above]}
 
 
 def body(
@@ -80,7 +87,7 @@ def body(
 ) -> dict[str, Any]:
     """The directive that carries the setting `wanted`, as the JSON object to PUT.
 
-    A renewal must repeat the body of its epoch, the reason included.
+    A renewal repeats the epoch and the setting; any other setting needs a higher epoch.
 
     Args:
         wanted: From `wanted()`.
@@ -90,8 +97,9 @@ def body(
         holder: Namespace and name of the installation's election Lease.
         lease_seconds: Life of the directive in seconds.
         deadline_ms: Time for the engine's answer in milliseconds.
-        reason: One line for the engine's log; cut to what the engine takes.
+        reason: For the engine's log; made one printable line and cut to what the engine takes.
     """
+    line = "".join(char if char.isprintable() else "?" for char in " ".join(reason.split()))
     return {
         "podUID": pod_uid,
         "bootID": boot_id,
@@ -100,7 +108,7 @@ def body(
         "leaseSeconds": lease_seconds,
         **wanted,
         "deadlineMs": deadline_ms,
-        "reason": " ".join(reason.split())[:REASON_LENGTH],
+        "reason": line[:REASON_LENGTH],
     }
 
 

@@ -33,6 +33,6 @@ def refusal(policy: api.Policy, memory: Memory, now: float) -> tuple[str, str] |
             wait = flips[len(flips) - limit] + HOUR - now
             return (
                 "BudgetSpent",
-                f"{len(flips)} flips in the last hour, limit {limit}, next in {seconds(wait)}",
+                f"{len(flips)} of {limit} flips an hour spent, next in {seconds(wait)}",
             )
     return None
