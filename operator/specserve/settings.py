@@ -40,9 +40,6 @@ class Settings(BaseModel):
     read_back_seconds: float = Field(
         default=10.0, ge=1, description="Longest time between two read-backs of one engine."
     )
-    concurrent_calls: int = Field(
-        default=256, ge=1, description="Most engine calls under way at once."
-    )
     workers: int = Field(default=8, ge=1, description="SpecServes reconciled at once.")
     lease_seconds: float = Field(
         default=12.0, gt=0, description="Time without renewal after which another may lead."

@@ -30,24 +30,6 @@ reconcile_seconds = Histogram(
 queue_length = Gauge(
     "specserve_work_queue_length", "SpecServes that wait for a reconcile.", registry=registry
 )
-queue_depth = Gauge(
-    "specserve_queue_depth",
-    "Requests in the engines of a SpecServe by state.",
-    ["namespace", "name", "state"],
-    registry=registry,
-)
-sample_age = Gauge(
-    "specserve_sample_age_seconds",
-    "Age of the oldest load reading among the ready pods of a SpecServe.",
-    ["namespace", "name"],
-    registry=registry,
-)
-enabled = Gauge(
-    "specserve_speculation_enabled",
-    "Pods whose engine reports speculation on.",
-    ["namespace", "name"],
-    registry=registry,
-)
 switches = Counter(
     "specserve_speculation_switches_total",
     "Acknowledged switches of a pod by mode and reason.",
@@ -68,16 +50,6 @@ sample_period = Gauge(
     registry=registry,
 )
 leader = Gauge("specserve_leader", "1 while this process leads.", registry=registry)
-
-_per_resource = (sample_age, enabled)
-
-
-def forget(namespace: str, name: str) -> None:
-    """Drop the series of a SpecServe that is no more."""
-    for gauge in _per_resource:
-        gauge.remove(namespace, name)
-    for state in ("running", "queued"):
-        queue_depth.remove(namespace, name, state)
 
 
 class Health:

@@ -1,0 +1,291 @@
+"""Small values out of Kubernetes objects: what the operator keeps of them. Pure.
+
+Whole bodies are not kept: 10,000 pods of 15 kB would be most of the operator's memory.
+"""
+
+import json
+from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specserve import names
+
+Key = tuple[str, str]
+"""Namespace and name of a SpecServe."""
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod is not what it should be.
+
+    Attributes:
+        reason: One word for machines, a reason of a condition.
+        message: The kubelet's or scheduler's own words, with the container named.
+    """
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One engine pod.
+
+    Attributes:
+        uid: Its uid; the identity that directives carry.
+        key: The SpecServe it belongs to.
+        name: Its name.
+        ip: Primary pod address, None before there is one.
+        usable: Ready, running and not on its way out: it may be read and switched.
+        alive: Not finished and not on its way out: it counts as a replica.
+        leaving: On its way out; it still holds its GPU.
+        boot: Changes with each start of the engine container.
+        trouble: What keeps it from being ready, None if nothing is known to.
+    """
+
+    uid: str
+    key: Key
+    name: str
+    ip: str | None
+    usable: bool
+    alive: bool
+    leaving: bool
+    boot: str
+    trouble: Trouble | None
+
+
+def pod(item: Object) -> Pod:
+    """Read a v1 Pod."""
+    meta, status = item["metadata"], item.get("status") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    phase = status.get("phase")
+    leaving = bool(meta.get("deletionTimestamp"))
+    ip = status.get("podIP") or None
+    containers = [*(status.get("initContainerStatuses") or ()), *_containers(status)]
+    engine: Object = next((c for c in containers if c["name"] == names.ENGINE_CONTAINER), {})
+    return Pod(
+        uid=meta["uid"],
+        key=_key(meta),
+        name=meta["name"],
+        ip=ip,
+        usable=phase == "Running"
+        and not leaving
+        and ip is not None
+        and conditions.get("Ready", {}).get("status") == "True",
+        alive=phase not in {"Failed", "Succeeded"} and not leaving,
+        leaving=leaving,
+        boot=f"{engine.get('containerID', '')}#{engine.get('restartCount', 0)}",
+        trouble=_trouble(phase, conditions, containers),
+    )
+
+
+_WAITING = {
+    "ErrImagePull": "ImagePullFailed",
+    "ImagePullBackOff": "ImagePullFailed",
+    "InvalidImageName": "ImagePullFailed",
+    "ErrImageNeverPull": "ImagePullFailed",
+    "CreateContainerConfigError": "ContainerConfigInvalid",
+    "CreateContainerError": "ContainerConfigInvalid",
+    "CrashLoopBackOff": "CrashLooping",
+}
+
+
+def _trouble(
+    phase: str | None, conditions: Mapping[str, Any], containers: list[Any]
+) -> Trouble | None:
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return Trouble("Unschedulable", scheduled.get("message") or "the scheduler gave no reason")
+    for container in containers:
+        state = container.get("state") or {}
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        waiting = state.get("waiting") or {}
+        reason = _WAITING.get(waiting.get("reason", ""))
+        if reason == "CrashLooping":
+            return Trouble(reason, f"container {container['name']} {_exit(last)}")
+        if reason:
+            return Trouble(
+                reason,
+                f"container {container['name']}: {waiting['reason']}: "
+                f"{waiting.get('message') or container.get('image', '')}",
+            )
+        ended = state.get("terminated") or {}
+        if ended.get("exitCode"):
+            return Trouble("CrashLooping", f"container {container['name']} {_exit(ended)}")
+        if last and not container.get("ready") and container.get("restartCount", 0) > 0:
+            return Trouble(
+                "Restarted",
+                f"container {container['name']} {_exit(last)}; "
+                f"restarted {container['restartCount']} times",
+            )
+    if phase == "Failed":
+        return Trouble("PodFailed", "the pod failed; its Deployment replaces it")
+    if phase == "Running" and conditions.get("Ready", {}).get("status") != "True":
+        return Trouble("Loading", "the engine runs and is not ready yet")
+    return None
+
+
+def _exit(ended: Mapping[str, Any]) -> str:
+    said = (ended.get("message") or "").strip().splitlines()
+    return (
+        f"ended with {ended.get('reason') or 'Error'}, exit code {ended.get('exitCode', '?')}"
+        + (f": {said[-1][:300]}" if said else "")
+    )
+
+
+def _containers(status: Mapping[str, Any]) -> list[Any]:
+    return list(status.get("containerStatuses") or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """One object the operator made: enough to tell whether it still is as it should be.
+
+    Attributes:
+        kind: Its kind.
+        uid: Its uid.
+        key: The SpecServe its labels name.
+        name: Its name.
+        owner: Uid of its controller, empty if it has none.
+        live: The parts that the operator writes, as canonical JSON.
+        problem: Why a Deployment cannot make its pods, None if it can.
+        rolled_out: Whether a Deployment has finished its rollout.
+    """
+
+    kind: str
+    uid: str
+    key: Key
+    name: str
+    owner: str
+    live: bytes
+    problem: str | None = None
+    rolled_out: bool = True
+
+
+def owned(kind: str, item: Object) -> Owned:
+    """Read a Deployment, Service or ServiceAccount; lists leave `kind` out of their items."""
+    meta, status = item["metadata"], item.get("status") or {}
+    controller: Object = next(
+        (o for o in meta.get("ownerReferences") or () if o.get("controller")), {}
+    )
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    failure = conditions.get("ReplicaFailure", {})
+    progressing = conditions.get("Progressing", {})
+    problem = None
+    if failure.get("status") == "True":
+        problem = failure.get("message") or failure.get("reason")
+    elif progressing.get("reason") == "ProgressDeadlineExceeded":
+        problem = progressing.get("message")
+    return Owned(
+        kind=kind,
+        uid=meta["uid"],
+        key=_key(meta),
+        name=meta["name"],
+        owner=controller.get("uid", ""),
+        live=written_parts(item),
+        problem=problem,
+        rolled_out=kind != "Deployment"
+        or (
+            status.get("observedGeneration") == meta.get("generation")
+            and status.get("updatedReplicas", 0) >= item["spec"].get("replicas", 1)
+            and status.get("replicas", 0) <= status.get("updatedReplicas", 0)
+        ),
+    )
+
+
+def written_parts(item: Object) -> bytes:
+    """Labels, annotations, owners and spec of an object, as canonical JSON."""
+    meta = item["metadata"]
+    parts = {
+        "metadata": {
+            field: meta.get(field) for field in ("labels", "annotations", "ownerReferences")
+        },
+        "spec": item.get("spec"),
+    }
+    return json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+
+
+def holds(live: bytes, desired: Object) -> bool:
+    """Whether an object has all that is desired of it.
+
+    What the server or others have added does not count as a difference: defaults, injected
+    annotations, another manager's fields.
+    """
+    want = {
+        "metadata": {
+            field: desired["metadata"].get(field)
+            for field in ("labels", "annotations", "ownerReferences")
+        },
+        "spec": desired.get("spec"),
+    }
+    return _within(want, json.loads(live))
+
+
+def _within(want: Any, have: Any) -> bool:
+    if isinstance(want, Mapping):
+        if not isinstance(have, Mapping):
+            # An empty object and none are the same to the API server.
+            return not want and have is None
+        return all(_within(value, have.get(name)) for name, value in want.items())
+    if isinstance(want, list):
+        if have is None:
+            return not want
+        return (
+            isinstance(have, list)
+            and len(want) == len(have)
+            and all(_within(w, h) for w, h in zip(want, have, strict=True))
+        )
+    if want is None or want == "" or want is False or want == 0:
+        # The API server leaves zero values out of its answers.
+        return not have
+    return bool(want == have)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The engine credentials of one SpecServe; never shown.
+
+    Attributes:
+        uid: Uid of the Secret.
+        key: The SpecServe its labels name.
+        name: Name of the Secret.
+        tokens: Plugin tokens, the current one first.
+        rotated: The rotation request that was honoured last.
+        data: All keys, decoded.
+    """
+
+    uid: str
+    key: Key
+    name: str
+    tokens: tuple[str, ...]
+    rotated: str
+    data: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        """Keep the values out of logs and tracebacks."""
+        return f"Credentials({self.key[0]}/{self.name})"
+
+
+def credentials(item: Object) -> Credentials:
+    """Read a v1 Secret of engine credentials."""
+    meta = item["metadata"]
+    data = {
+        name: b64decode(value).decode(errors="replace")
+        for name, value in (item.get("data") or {}).items()
+    }
+    tokens = (data.get(names.KEY_PLUGIN_TOKEN), data.get(names.KEY_PLUGIN_TOKEN_PREVIOUS))
+    return Credentials(
+        uid=meta["uid"],
+        key=_key(meta),
+        name=meta["name"],
+        tokens=tuple(token for token in tokens if token),
+        rotated=(meta.get("annotations") or {}).get(names.ANNOTATION_ROTATED, ""),
+        data=data,
+    )
+
+
+def _key(meta: Mapping[str, Any]) -> Key:
+    return meta["namespace"], (meta.get("labels") or {}).get(names.LABEL_INSTANCE, "")

@@ -1,0 +1,160 @@
+"""What an engine's answers say about its load: `/v1/loads` and `/metrics` to a `Reading`.
+
+Shapes as real servers give them (SGLang 0.5.16 and 0.5.23). Pure: text and JSON in, values or
+`Unreadable` out. Absent, NaN or negative is never zero.
+
+Series of one pod: data-parallel ranks hold shares, which add up; tensor- and pipeline-parallel
+ranks hold copies of their data-parallel rank's value, of which the largest counts.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class Unreadable(Exception):
+    """An answer holds no load that can be trusted; the message says what was looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The load of one pod.
+
+    Attributes:
+        stamp: The engine's own time of the numbers, in seconds; None where it gives none.
+        running: Requests in the batch, all data-parallel ranks added up.
+        queued: Requests waiting, likewise.
+        capacity: Most requests that can run at once, likewise; None if not reported.
+        tokens_total: Tokens generated since the engine started; None if not reported.
+        ranks: Data-parallel ranks that the numbers cover.
+    """
+
+    stamp: float | None
+    running: int
+    queued: int
+    capacity: int | None
+    tokens_total: int | None
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """Names of the three series in `/metrics`, in the spelling with a colon or an underscore."""
+
+    running: str
+    queued: str
+    tokens: str
+
+
+def from_loads(body: Any) -> Reading:
+    """Read the decoded answer of `GET /v1/loads`.
+
+    Raises:
+        Unreadable: It has no load entry, or a count is missing or no count.
+    """
+    entries = body.get("loads") if isinstance(body, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise Unreadable("/v1/loads has no entry under loads")
+    by_rank: dict[int, Mapping[str, Any]] = {}
+    for position, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise Unreadable("/v1/loads has an entry that is no object")
+        rank = entry.get("dp_rank")
+        by_rank[rank if isinstance(rank, int) else position] = entry
+    shares = list(by_rank.values())
+    capacities = [_optional(share, "max_running_requests") for share in shares]
+    stamps = [share.get("timestamp") for share in shares]
+    return Reading(
+        # The oldest share decides: the sum is no fresher than it.
+        stamp=min((s for s in stamps if _finite(s)), default=None),
+        running=sum(_count(share, "num_running_reqs") for share in shares),
+        queued=sum(_count(share, "num_waiting_reqs") for share in shares),
+        capacity=None if None in capacities else sum(c for c in capacities if c is not None),
+        tokens_total=None,
+        ranks=len(shares),
+    )
+
+
+def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Reading:
+    """Read the Prometheus text of an engine.
+
+    Args:
+        text: Body of `GET /metrics`.
+        names: Which series to look for; both separators are understood.
+        model: Served model name; series of another model are not this pod's.
+
+    Raises:
+        Unreadable: A series is missing or holds no count, or the text cannot be parsed.
+    """
+    wanted = {_plain(name): name for name in (names.running, names.queued, names.tokens)}
+    found: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in wanted}
+    foreign = False
+    seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+    try:
+        for family in text_string_to_metric_families(text):
+            for name, labels, value, *_ in family.samples:
+                plain = _plain(name)
+                if plain not in found:
+                    continue
+                if model is not None and labels.get("model_name", model) != model:
+                    foreign = True
+                    continue
+                # Both spellings of one series in one body are the same series.
+                series = (plain, tuple(sorted(labels.items())))
+                if series not in seen:
+                    seen.add(series)
+                    found[plain].append((labels, value))
+    except ValueError as error:
+        raise Unreadable(f"/metrics cannot be parsed: {error}") from None
+    if foreign and not any(found.values()):
+        raise Unreadable(f"/metrics is of another model than {model}")
+    running = _total(found[_plain(names.running)], names.running)
+    queued = _total(found[_plain(names.queued)], names.queued)
+    tokens = found[_plain(names.tokens)]
+    shares = {labels.get("dp_rank", "") for labels, _ in found[_plain(names.running)]}
+    return Reading(
+        stamp=None,
+        running=running,
+        queued=queued,
+        capacity=None,
+        tokens_total=_total(tokens, names.tokens) if tokens else None,
+        ranks=len(shares),
+    )
+
+
+def _total(series: Iterable[tuple[Mapping[str, str], float]], name: str) -> int:
+    """Add up the shares of data-parallel ranks, each the largest of its copies."""
+    items = list(series)
+    # With request priorities on, the series without one holds the total of the others.
+    whole = [item for item in items if not item[0].get("priority")]
+    shares: dict[tuple[str, str], float] = {}
+    for labels, value in whole or items:
+        if not _finite(value) or value < 0:
+            raise Unreadable(f"{name} is {value}")
+        key = (labels.get("dp_rank", ""), "" if whole else labels["priority"])
+        shares[key] = max(value, shares.get(key, 0.0))
+    if not shares:
+        raise Unreadable(f"/metrics has no series {name} or {_plain(name)}")
+    return round(sum(shares.values()))
+
+
+def _plain(name: str) -> str:
+    return name.replace(":", "_")
+
+
+def _finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _count(entry: Mapping[str, Any], field: str) -> int:
+    value = entry.get(field)
+    if not _finite(value) or value < 0:
+        raise Unreadable(f"/v1/loads: {field} is {value!r}")
+    return round(value)
+
+
+def _optional(entry: Mapping[str, Any], field: str) -> int | None:
+    return _count(entry, field) if field in entry else None

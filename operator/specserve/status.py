@@ -1,0 +1,403 @@
+"""What is observed of a SpecServe, as its status. Pure.
+
+Messages carry no numbers that move with the load: at rest, and under steady load, equal
+observations give equal statuses, and equal statuses are not written.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specserve import api, conditions, names
+from specserve.conditions import Condition
+from specserve.observed import Owned, Pod, Trouble
+
+#: The change in acceptance length that is worth a write of its own, as a ratio.
+ACCEPT_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What is known of the engine in one usable pod.
+
+    Attributes:
+        name: The pod's name.
+        on: Whether the engine reports that it speculates; None if it was not read.
+        wanted: What the policy wants of it, `On` or `Off`; None if nothing yet.
+        code: Machine reason of the policy's last verdict.
+        difference: First difference between the wanted setting and the read-back, None if none.
+        controllable: Whether the engine takes switches; None if it was not read.
+        control_reason: The engine's own words on that.
+        control_error: Code and message of the last failed call, None if the last one worked.
+        sample_error: Likewise for load readings.
+        sampled: Whether there is a load reading.
+        stalled: Whether the engine sits on a queue without making tokens.
+        unreachable: Why the threshold can never be passed, None if it can.
+        epoch: The largest epoch it reported.
+        accept: Tokens won per verify step, seen while on; None if never seen.
+        switched_at: Wall-clock seconds of its last switch; None if none was seen.
+        switched_why: Why, in one line.
+    """
+
+    name: str
+    on: bool | None = None
+    wanted: str | None = None
+    code: str = ""
+    difference: str | None = None
+    controllable: bool | None = None
+    control_reason: str = ""
+    control_error: tuple[str, str] | None = None
+    sample_error: tuple[str, str] | None = None
+    sampled: bool = False
+    stalled: bool = False
+    unreachable: str | None = None
+    epoch: int = 0
+    accept: float | None = None
+    switched_at: float | None = None
+    switched_why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything a status is made from.
+
+    Attributes:
+        name: Name of the SpecServe.
+        generation: Generation of the spec that was reconciled.
+        spec: The spec, None if it could not be read.
+        blocked: Why the objects are not as the spec says, None if they are.
+        deployment: The Deployment as last seen.
+        pods: All pods of the SpecServe.
+        engines: What is known of the usable ones.
+        period_milliseconds: Sample period in force if longer than asked for.
+        previous: The status as last read or written.
+    """
+
+    name: str
+    generation: int
+    spec: api.SpecServeSpec | None
+    blocked: Trouble | None
+    deployment: Owned | None
+    pods: Sequence[Pod]
+    engines: Sequence[Engine]
+    period_milliseconds: int | None
+    previous: Mapping[str, Any]
+
+
+def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
+    """The status to publish.
+
+    Args:
+        seen: What was observed.
+        now_iso: The time, RFC 3339, for conditions that change.
+        at_iso: Turns wall-clock seconds into RFC 3339.
+    """
+    alive = [pod for pod in seen.pods if pod.alive]
+    ready = sum(pod.usable for pod in alive)
+    desired = seen.spec.replicas if seen.spec else 0
+    observed = [
+        *_workload(seen, alive, ready, desired),
+        _metrics(seen.engines),
+        _health(seen.engines),
+        _control(seen),
+        _settled(seen),
+        _reach(seen),
+    ]
+    return {
+        "observedGeneration": seen.generation,
+        "replicas": len(alive),
+        "readyReplicas": ready,
+        "ready": f"{ready}/{desired}",
+        "selector": names.selector_string(seen.name),
+        "speculation": _speculation(seen, at_iso),
+        "conditions": conditions.merge(
+            seen.previous.get("conditions") or (), observed, seen.generation, now_iso
+        ),
+    }
+
+
+# -- workload -------------------------------------------------------------------------------
+
+#: Which trouble names the cause when several pods have some.
+_SEVERITY = (
+    "CrashLooping",
+    "ImagePullFailed",
+    "ContainerConfigInvalid",
+    "Unschedulable",
+    "Restarted",
+    "PodFailed",
+    "Loading",
+)
+
+
+def _workload(
+    seen: Observation, alive: Sequence[Pod], ready: int, desired: int
+) -> list[Condition]:
+    rolled_out = seen.deployment is not None and seen.deployment.rolled_out
+    cause = _cause(seen, alive)
+    if seen.blocked is not None:
+        stuck = seen.blocked
+        enough = ready >= desired > 0
+        message = stuck.message
+        if enough:
+            message += "; the pods of the last accepted spec go on serving"
+        return [
+            Condition("Ready", "False", stuck.reason, message),
+            Condition("Reconciling", "False", stuck.reason, stuck.message),
+            Condition("Stalled", "True", stuck.reason, stuck.message),
+            _available(ready, desired),
+        ]
+    if desired == 0 and not alive:
+        return [
+            Condition("Ready", "True", conditions.SCALED_TO_ZERO, "no pods are asked for"),
+            Condition("Reconciling", "False", conditions.UP_TO_DATE),
+            Condition("Stalled", "False", conditions.SPEC_ACCEPTED),
+            _available(ready, desired),
+        ]
+    if ready >= desired and rolled_out:
+        return [
+            Condition("Ready", "True", conditions.REPLICAS_READY, f"{ready}/{desired} pods ready"),
+            Condition("Reconciling", "False", conditions.UP_TO_DATE),
+            Condition("Stalled", "False", conditions.SPEC_ACCEPTED),
+            _available(ready, desired),
+        ]
+    words = f"{ready}/{desired} pods ready"
+    reason = conditions.REPLICAS_NOT_READY
+    if cause is not None:
+        reason, words = cause.reason, f"{words}; {cause.message}"
+    rollout = Condition("Reconciling", "True", conditions.ROLLING_OUT, words)
+    if ready >= desired and cause is not None and cause.reason == "Unschedulable":
+        rollout = Condition(
+            "Reconciling",
+            "True",
+            "RolloutBlocked",
+            f"a new pod finds no room: {cause.message}; with rollout.maxSurge 0 an old pod "
+            "makes room first",
+        )
+    return [
+        Condition("Ready", "True", conditions.REPLICAS_READY, f"{ready}/{desired} pods ready")
+        if ready >= desired
+        else Condition("Ready", "False", reason, words),
+        rollout,
+        Condition("Stalled", "False", conditions.SPEC_ACCEPTED),
+        _available(ready, desired),
+    ]
+
+
+def _cause(seen: Observation, alive: Sequence[Pod]) -> Trouble | None:
+    """The trouble that best explains missing pods, with the pod's name in front."""
+    leaving = any(pod.leaving for pod in seen.pods)
+    found = sorted(
+        (
+            (_SEVERITY.index(pod.trouble.reason), pod.name, pod.trouble)
+            for pod in alive
+            # A pod on its way out still holds its GPU: waiting for it is no failure.
+            if pod.trouble and not (leaving and pod.trouble.reason == "Unschedulable")
+        ),
+        key=lambda item: item[:2],
+    )
+    if found:
+        _, name, trouble = found[0]
+        return Trouble(trouble.reason, f"pod {name}: {trouble.message}")
+    if seen.deployment is not None and seen.deployment.problem:
+        return Trouble(conditions.REPLICAS_NOT_READY, seen.deployment.problem)
+    return None
+
+
+def _available(ready: int, desired: int) -> Condition:
+    if ready:
+        return Condition("Available", "True", conditions.REPLICAS_READY, f"{ready} pods serve")
+    if desired == 0:
+        return Condition("Available", "False", conditions.SCALED_TO_ZERO, "no pods are asked for")
+    return Condition("Available", "False", conditions.REPLICAS_NOT_READY, "no pod is ready")
+
+
+# -- engines --------------------------------------------------------------------------------
+
+
+def _listed(engines: Sequence[Engine], what: Any) -> str:
+    """Name the first few pods and what is the matter with them."""
+    shown = "; ".join(f"{engine.name}: {what(engine)}" for engine in engines[:3])
+    return shown + (f"; and {len(engines) - 3} more" if len(engines) > 3 else "")
+
+
+def _metrics(engines: Sequence[Engine]) -> Condition:
+    if not engines:
+        return Condition("MetricsFresh", "Unknown", conditions.NO_PODS, "no pod is ready")
+    blind = [engine for engine in engines if engine.sample_error]
+    if blind:
+        code, _ = blind[0].sample_error or ("", "")
+        return Condition(
+            "MetricsFresh",
+            "False",
+            code,
+            "load unknown, the mode is held: "
+            + _listed(blind, lambda e: (e.sample_error[1] if e.sample_error else "") or code),
+        )
+    if not all(engine.sampled for engine in engines):
+        return Condition(
+            "MetricsFresh", "Unknown", conditions.NO_SAMPLES, "waiting for the first readings"
+        )
+    return Condition("MetricsFresh", "True", conditions.SAMPLES_FRESH)
+
+
+def _health(engines: Sequence[Engine]) -> Condition:
+    if not engines:
+        return Condition("EnginesHealthy", "Unknown", conditions.NO_PODS, "no pod is ready")
+    stalled = [engine for engine in engines if engine.stalled]
+    if stalled:
+        return Condition(
+            "EnginesHealthy",
+            "False",
+            conditions.ENGINE_STALLED,
+            _listed(stalled, lambda _: "requests wait, none runs and no token is made"),
+        )
+    return Condition("EnginesHealthy", "True", conditions.ENGINES_SERVING)
+
+
+def _control(seen: Observation) -> Condition:
+    kind = conditions.SPECULATION_CONTROL
+    if seen.spec is not None and seen.spec.draft.method == "None":
+        return Condition(kind, "False", conditions.NO_DRAFT, "draft.method is None")
+    if not seen.engines:
+        return Condition(kind, "Unknown", conditions.NO_PODS, "no pod is ready")
+    failing = [engine for engine in seen.engines if engine.control_error]
+    if failing:
+        code, _ = failing[0].control_error or ("", "")
+        return Condition(
+            kind,
+            "False",
+            code,
+            _listed(failing, lambda e: e.control_error[1] if e.control_error else ""),
+        )
+    if any(engine.controllable is None for engine in seen.engines):
+        return Condition(kind, "Unknown", conditions.NOT_OBSERVED, "not all engines are read yet")
+    fixed = [engine for engine in seen.engines if not engine.controllable]
+    if fixed:
+        return Condition(
+            kind, "False", conditions.NOT_CONTROLLABLE, _listed(fixed, lambda e: e.control_reason)
+        )
+    return Condition(kind, "True", conditions.LIVE)
+
+
+def _settled(seen: Observation) -> Condition:
+    kind = conditions.SPECULATION_SETTLED
+    if seen.spec is not None and seen.spec.draft.method == "None":
+        return Condition(kind, "True", conditions.NO_DRAFT, "there is nothing to switch")
+    if not seen.engines:
+        return Condition(kind, "Unknown", conditions.NO_PODS, "no pod is ready")
+    if seen.spec is not None and seen.spec.policy.mode == "Observe":
+        return Condition(kind, "True", conditions.OBSERVING, "nothing is sent to the pods")
+    drifted = [engine for engine in seen.engines if engine.difference]
+    if drifted:
+        return Condition(
+            kind,
+            "False",
+            conditions.SWITCH_PENDING,
+            _listed(drifted, lambda e: e.difference),
+        )
+    if any(engine.on is None or engine.wanted is None for engine in seen.engines):
+        return Condition(kind, "Unknown", conditions.NOT_OBSERVED, "not all engines are read yet")
+    return Condition(kind, "True", conditions.SETTLED)
+
+
+def _reach(seen: Observation) -> Condition:
+    kind = conditions.THRESHOLD_REACHABLE
+    if seen.spec is not None and seen.spec.policy.mode in {"On", "Off"}:
+        return Condition(kind, "True", conditions.PINNED, "the threshold is not in force")
+    capped = next((engine for engine in seen.engines if engine.unreachable), None)
+    if capped is not None:
+        return Condition(
+            kind, "False", conditions.THRESHOLD_UNREACHABLE, f"{capped.name}: {capped.unreachable}"
+        )
+    if not any(engine.sampled for engine in seen.engines):
+        return Condition(kind, "Unknown", conditions.NO_PODS, "no engine is read yet")
+    return Condition(kind, "True", conditions.WITHIN_REACH)
+
+
+# -- speculation ----------------------------------------------------------------------------
+
+
+def _speculation(seen: Observation, at_iso: Any) -> dict[str, Any]:
+    before = seen.previous.get("speculation") or {}
+    engines = seen.engines
+    on = sum(engine.on is True for engine in engines)
+    off = sum(engine.on is False for engine in engines)
+    mode = _together(on, off, len(engines))
+    wanted = _together(
+        sum(engine.wanted == "On" for engine in engines),
+        sum(engine.wanted == "Off" for engine in engines),
+        len(engines),
+    )
+    live, why = _control_mode(seen)
+    latest = max(
+        (engine for engine in engines if engine.switched_at is not None),
+        key=lambda engine: engine.switched_at or 0.0,
+        default=None,
+    )
+    fields: dict[str, Any] = {
+        "mode": mode,
+        "wanted": wanted,
+        "summary": _summary(seen, mode, on, off),
+        "on": on,
+        "off": off,
+        "drifted": sum(engine.difference is not None for engine in engines),
+        "unknown": len(engines) - on - off,
+        "epoch": max([int(before.get("epoch", 0)), *(engine.epoch for engine in engines)]),
+        "controlMode": live,
+        "controlReason": why[:1024],
+        "lastSwitchReason": str(before.get("lastSwitchReason", "")),
+    }
+    if "lastSwitchTime" in before:
+        fields["lastSwitchTime"] = before["lastSwitchTime"]
+    if latest is not None:
+        moment = at_iso(latest.switched_at)
+        if moment >= str(before.get("lastSwitchTime", "")):
+            fields["lastSwitchTime"] = moment
+            fields["lastSwitchReason"] = latest.switched_why[:512]
+    accept = _accept(engines, before.get("acceptLengthCenti"))
+    if accept is not None:
+        fields["acceptLengthCenti"] = accept
+    if seen.period_milliseconds is not None:
+        fields["samplePeriodMilliseconds"] = seen.period_milliseconds
+    return fields
+
+
+def _together(on: int, off: int, total: int) -> str:
+    if total == 0 or on + off < total:
+        return "Unknown"
+    if on and off:
+        return "Mixed"
+    return "On" if on else "Off"
+
+
+def _summary(seen: Observation, mode: str, on: int, off: int) -> str:
+    total = len(seen.engines)
+    if seen.spec is not None and seen.spec.draft.method == "None":
+        return "None"
+    if total == 0:
+        return "-"
+    counts = {"On": f"On {on}/{total}", "Off": f"Off {off}/{total}"}
+    return counts.get(mode, f"{mode} ({on} on, {off} off)")
+
+
+def _control_mode(seen: Observation) -> tuple[str, str]:
+    if seen.spec is not None and seen.spec.draft.method == "None":
+        return "None", "draft.method is None"
+    known = [engine for engine in seen.engines if engine.controllable is not None]
+    if not known:
+        return "Unknown", "no engine is read yet"
+    fixed = next((engine for engine in known if not engine.controllable), None)
+    if fixed is not None:
+        return "None", fixed.control_reason or "the engine takes no switches"
+    return "Live", ""
+
+
+def _accept(engines: Sequence[Engine], before: Any) -> int | None:
+    seen = [engine.accept for engine in engines if engine.accept is not None]
+    if not seen:
+        return before if isinstance(before, int) else None
+    mean = round(100 * sum(seen) / len(seen))
+    if isinstance(before, int) and abs(mean - before) <= ACCEPT_TOLERANCE * before:
+        return before
+    return mean
