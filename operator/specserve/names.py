@@ -49,6 +49,10 @@ KEY_PLUGIN_TOKEN_PREVIOUS: Final = "plugin-token-previous"  # noqa: S105
 KEY_ADMIN_KEY: Final = "admin-key"
 KEY_NONCE: Final = "nonce"
 CREDENTIALS_DIR: Final = "/etc/specserve/credentials"
+#: A further key: the file of SGLang's own keys, which must stay out of arguments and environment.
+KEY_CONFIG: Final = "config.yaml"
+ENGINE_CONFIG_DIR: Final = "/etc/specserve/engine"
+ENGINE_CONFIG: Final = f"{ENGINE_CONFIG_DIR}/{KEY_CONFIG}"
 
 ENV_POD_UID: Final = "SPECSERVE_POD_UID"
 ENV_ADMIN_PORT: Final = "SPECSERVE_ADMIN_PORT"

@@ -1,0 +1,30 @@
+"""From a SpecServe to the objects that serve it: plain manifests, the same for the same input.
+
+Nothing here depends on the version of the operator, on the order of a mapping, on the policy or
+(in the pod template) on the number of replicas, so that only a change which a pod must see
+replaces pods.
+"""
+
+from specserve.workload.arguments import UnusableArgument, UnusableSpec
+from specserve.workload.compare import first_difference, template_hash
+from specserve.workload.objects import (
+    Manifest,
+    Owner,
+    credentials,
+    desired,
+    engine_config,
+    owner_reference,
+)
+
+__all__ = [
+    "Manifest",
+    "Owner",
+    "UnusableArgument",
+    "UnusableSpec",
+    "credentials",
+    "desired",
+    "engine_config",
+    "first_difference",
+    "owner_reference",
+    "template_hash",
+]
