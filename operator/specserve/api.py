@@ -239,7 +239,8 @@ class Policy(Node):
     mode: Literal["Auto", "On", "Off", "Observe"] = Field(
         default="Auto",
         description="Auto lets the strategy decide. On and Off pin the mode by hand. Observe "
-        "decides and reports what it would do, and never sends anything to a pod.",
+        "decides and reports what it would do, and never sends anything to a pod. In YAML, write "
+        "'On' and 'Off' in quotes: bare, they are booleans.",
     )
     strategy: Literal["Threshold"] = Field(
         default="Threshold", description="How Auto and Observe decide."

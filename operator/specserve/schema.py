@@ -86,7 +86,10 @@ def _rewrite(node: Schema, models: Schema, path: str, inside: frozenset[str]) ->
     for keyword in ("oneOf", "not", "prefixItems", "patternProperties", "if"):
         if keyword in node:
             raise NotStructural(f"{path}: {keyword} cannot be said in a CustomResourceDefinition")
+    return _ordered(_rewrite_children(_rewrite_keywords(node), models, path, inside))
 
+
+def _rewrite_keywords(node: Schema) -> Schema:
     out = _without(node, "title", "$defs", "const", "examples", "discriminator", "uniqueItems")
     if out.get("default", ...) is None:
         del out["default"]
@@ -101,7 +104,12 @@ def _rewrite(node: Schema, models: Schema, path: str, inside: frozenset[str]) ->
         out["description"] = " ".join(out["description"].split())
     if not out.get("required", True):
         del out["required"]
-    return _rewrite_children(out, models, path, inside)
+    return out
+
+
+def _ordered(node: Schema) -> Schema:
+    known = [key for key in _KEYWORDS if key in node]
+    return {key: node[key] for key in [*known, *sorted(node.keys() - set(known))]}
 
 
 def _rewrite_children(out: Schema, models: Schema, path: str, inside: frozenset[str]) -> Schema:
@@ -119,8 +127,7 @@ def _rewrite_children(out: Schema, models: Schema, path: str, inside: frozenset[
             out[_PRESERVE] = True
     if isinstance(out.get("items"), dict):
         out["items"] = _rewrite(out["items"], models, f"{path}[]", inside)
-    known = [key for key in _KEYWORDS if key in out]
-    return {key: out[key] for key in [*known, *sorted(out.keys() - set(known))]}
+    return out
 
 
 def _collapse(
@@ -162,7 +169,7 @@ def problems(node: Schema, path: str = "") -> Iterator[str]:
         if key not in properties:
             yield f"{at}: required field {key} is not declared"
     for key, child in properties.items():
-        if not child.get("description") and f"{path}.{key}" != ".metadata":
+        if not child.get("description") and not f"{path}.{key}".startswith(".metadata"):
             yield f"{path}.{key}: no description"
         yield from problems(child, f"{path}.{key}")
     if isinstance(node.get("additionalProperties"), dict):
@@ -176,17 +183,15 @@ def _type_problems(node: Schema) -> Iterator[str]:
     if node.get(_INT_OR_STRING):
         if kind is not None:
             yield "int-or-string takes no type"
-        if "maxLength" not in node:
-            yield "no maxLength"
-        return
-    if kind is None:
+    elif kind is None:
         yield "no type"
     elif not isinstance(kind, str) or kind not in _PYTHON_TYPES:
         yield f"type {kind!r} is not one of {', '.join(sorted(_PYTHON_TYPES))}"
     for strict in ("exclusiveMinimum", "exclusiveMaximum"):
         if strict in node and not isinstance(node[strict], bool):
             yield f"{strict} must be true or false beside the bound"
-    if kind == "string" and not node.keys() & {"maxLength", "enum", "format"}:
+    text = kind == "string" or node.get(_INT_OR_STRING)
+    if text and not node.keys() & {"maxLength", "enum", "format"}:
         yield "no maxLength"
     if kind == "array":
         yield from _list_problems(node)
@@ -230,12 +235,12 @@ def _default_problems(node: Schema) -> Iterator[str]:
     if "default" not in node:
         return
     default, kind = node["default"], node.get("type")
-    wanted = _PYTHON_TYPES.get(kind) if isinstance(kind, str) else None
+    wanted = _PYTHON_TYPES.get(kind, object) if isinstance(kind, str) else object
+    # True is an int for Python, never for the API server.
+    mistyped = not isinstance(default, wanted) or (wanted is int and isinstance(default, bool))
     if default is None:
         yield "a default cannot be null"
-    elif wanted and (
-        not isinstance(default, wanted) or isinstance(default, bool) != (wanted is bool)
-    ):
+    elif mistyped:
         yield f"default {default!r} is no {kind}"
     elif "enum" in node and default not in node["enum"]:
         yield f"default {default!r} is not in the enum"
@@ -275,7 +280,11 @@ def document() -> dict[str, Any]:
                 "description": "Version of this schema.",
             },
             "kind": {"type": "string", "maxLength": 63, "description": "Always SpecServe."},
-            "metadata": {"type": "object"},  # the server allows no description here
+            # Named here so that rules can point at the name; the server takes nothing else of it.
+            "metadata": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 253}},
+            },
             "spec": structural(SpecServeSpec),
             "status": structural(SpecServeStatus),
         },
@@ -284,11 +293,13 @@ def document() -> dict[str, Any]:
                 "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
                 "message": "metadata.name must begin with a letter and hold lower-case letters, "
                 "digits and dashes only, because a Service takes this name",
+                "fieldPath": ".metadata.name",
             },
             {
                 "rule": f"size(self.metadata.name) <= {NAME_LIMIT}",
                 "message": f"metadata.name must be at most {NAME_LIMIT} characters long, because "
                 "pods and replica sets add theirs to it",
+                "fieldPath": ".metadata.name",
             },
         ],
     }
@@ -359,7 +370,7 @@ def _columns() -> list[dict[str, Any]]:
 class _Plain(yaml.SafeDumper):
     """Writes a value out each time, where PyYAML would use anchors and aliases."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
         return True
 
 
