@@ -97,8 +97,8 @@ def template(name: str, spec: SpecServeSpec) -> dict[str, Any]:
         "args": arguments(spec, model.path, draft.path if draft else None),
         "env": list(_environment(spec)),
         "ports": [
-            {"name": names.PORT_NAME_SERVING, "containerPort": names.PORT_SERVING},
-            {"name": names.PORT_NAME_ADMIN, "containerPort": names.PORT_ADMIN},
+            _port(names.PORT_NAME_SERVING, names.PORT_SERVING),
+            _port(names.PORT_NAME_ADMIN, names.PORT_ADMIN),
         ],
         "resources": _resources(spec),
         "volumeMounts": mounts,
@@ -145,6 +145,11 @@ def template(name: str, spec: SpecServeSpec) -> dict[str, Any]:
             ),
         },
     }
+
+
+def _port(name: str, number: int) -> PassThrough:
+    # The protocol is half of the key by which server-side apply tells ports apart.
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
 
 
 def _present(**fields: Any) -> dict[str, Any]:
@@ -267,18 +272,24 @@ def _count(quantity: int | str) -> float:
 
 
 def _probes(spec: SpecServeSpec) -> Mapping[str, PassThrough]:
-    admin = {"path": names.PATH_ADMIN_HEALTH, "port": names.PORT_NAME_ADMIN}
-    serving = {"path": names.PATH_SERVING_HEALTH, "port": names.PORT_NAME_SERVING}
-    budget = math.ceil(spec.engine.startup_budget_seconds / PROBE_PERIOD_SECONDS)
-    often = {"httpGet": admin, "periodSeconds": PROBE_PERIOD_SECONDS, "timeoutSeconds": 3}
+    def plugin(failures: int) -> PassThrough:
+        return {
+            "httpGet": {"path": names.PATH_ADMIN_HEALTH, "port": names.PORT_NAME_ADMIN},
+            "periodSeconds": PROBE_PERIOD_SECONDS,
+            "timeoutSeconds": 3,
+            "failureThreshold": failures,
+        }
+
     return {
-        "startupProbe": {**often, "failureThreshold": budget},
-        "readinessProbe": {**often, "failureThreshold": 3},
+        "startupProbe": plugin(
+            math.ceil(spec.engine.startup_budget_seconds / PROBE_PERIOD_SECONDS)
+        ),
+        "readinessProbe": plugin(3),
         # SGLang's health check generates a token and waits up to 20 s for it, so that a busy
         # engine answers late. Only minutes of silence mean that it hangs, and then no request
         # is left to wait for.
         "livenessProbe": {
-            "httpGet": serving,
+            "httpGet": {"path": names.PATH_SERVING_HEALTH, "port": names.PORT_NAME_SERVING},
             "periodSeconds": 30,
             "timeoutSeconds": 30,
             "failureThreshold": 6,
