@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import aiohttp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -34,8 +35,9 @@ class Plan:
 class Faults(Protocol):
     """What can be made to happen to an engine that runs under the test's hands.
 
-    The phases in which a rank can be hushed are `prepare`, `commit` (it obeys but does not say so)
-    and `read`.
+    The phases in which a rank can be hushed are `prepare`, `commit` (it obeys but does not say
+    so), `lost` (it neither obeys nor says anything at the commit) and `read`. `hushed` waits until
+    such a rank has been asked.
     """
 
     async def boot(self) -> None: ...
@@ -45,6 +47,7 @@ class Faults(Protocol):
     async def decode(self, rounds: int, batch: int) -> None: ...
     def object(self, group: int, rank: int, message: str) -> None: ...
     def hush(self, group: int, rank: int, *phases: str) -> None: ...
+    async def hushed(self) -> None: ...
     def heal(self) -> None: ...
     def mount_tokens(self, current: str, previous: str = "") -> None: ...
 
@@ -70,8 +73,9 @@ class Launch(Protocol):
 def launchable() -> dict[str, Launch]:
     """Return the engines that a test can start and do harm to."""
     from tests.contract.memory import memory_engine
+    from tests.contract.simulator import simulated_engine
 
-    return {"memory": memory_engine}
+    return {"memory": memory_engine, "simulator": simulated_engine}
 
 
 def external() -> EngineUnderTest | None:
@@ -150,6 +154,16 @@ class Admin:
 
     async def order(self, **fields: Any) -> Reply:
         return await self.put(await self.directive(**fields))
+
+
+async def until(
+    admin: Admin, holds: Callable[[dict[str, Any]], bool], seconds: float = 12
+) -> dict[str, Any]:
+    """Read back until a condition holds: an engine tells nobody of a change by itself."""
+    async with asyncio.timeout(seconds):
+        while not holds(state := await admin.read()):  # noqa: ASYNC110 - there is no other way
+            await asyncio.sleep(0.05)
+    return state
 
 
 @contextlib.asynccontextmanager

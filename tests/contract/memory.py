@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve_engine import Capability, Control, Identity, Listener, Versions, bind, serving
@@ -19,17 +18,19 @@ from tests.contract.engines import EngineUnderTest, Plan, mount_tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
 POD_UID = "5e6b0c7c-6a1f-4d53-9f0e-3d9f1f3f0a11"
 AUTO_STEPS = 3
 ROUND_SECONDS = 0.02
+NONE_YET = Order(0, AUTO)
 
 
 @dataclass
 class MemoryRank:
     group: int
     rank: int
-    obeyed: Order = Order(0, AUTO)
+    obeyed: Order = NONE_YET
     kept: Order | None = None
     active_steps: int = AUTO_STEPS
     decode_rounds: int = 0
@@ -58,6 +59,7 @@ class MemoryRanks:
         ]
         self.stats = [RoundStats() for _ in layout]
         self.running = 0
+        self.hushed = asyncio.Event()
 
     @property
     def ranks(self) -> list[MemoryRank]:
@@ -73,7 +75,7 @@ class MemoryRanks:
 
     async def prepare(self, order: Order, deadline: float) -> list[Vote]:
         votes = []
-        for rank in await self._answering("prepare", deadline):
+        for rank in await self._answering({"prepare"}, deadline):
             if not rank.objection:
                 rank.kept = order
             verdict = Verdict.NO if rank.objection else Verdict.YES
@@ -81,21 +83,24 @@ class MemoryRanks:
         return votes
 
     async def commit(self, order: Order, deadline: float) -> list[Vote]:
-        votes = []
         # A rank that says nothing has the message all the same, and obeys it.
         for rank in self.ranks:
             assert rank.kept == order
+            if "lost" in rank.silent_in:
+                continue
             rank.obeyed, rank.kept, rank.decode_rounds = order, None, 0
-        for rank in await self._answering("commit", deadline):
-            votes.append(Vote(rank.group, rank.rank, Verdict.YES))
-        return votes
+        return [
+            Vote(rank.group, rank.rank, Verdict.YES)
+            for rank in await self._answering({"commit", "lost"}, deadline)
+        ]
 
     async def abort(self, order: Order) -> None:
         for rank in self.ranks:
-            rank.kept = None
+            if rank.kept == order:
+                rank.kept = None
 
     async def read(self, deadline: float) -> list[GroupState]:
-        answering = await self._answering("read", deadline)
+        answering = await self._answering({"read"}, deadline)
         now = asyncio.get_running_loop().time()
         return [
             GroupState(
@@ -123,10 +128,11 @@ class MemoryRanks:
             rank.objection or None,
         )
 
-    async def _answering(self, phase: str, deadline: float) -> list[MemoryRank]:
-        answering = [rank for rank in self.ranks if phase not in rank.silent_in]
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(0 if len(answering) == len(self.ranks) else deadline - loop.time())
+    async def _answering(self, phases: set[str], deadline: float) -> list[MemoryRank]:
+        answering = [rank for rank in self.ranks if not phases & rank.silent_in]
+        if len(answering) < len(self.ranks):
+            self.hushed.set()
+            await asyncio.sleep(deadline - asyncio.get_running_loop().time())
         return answering
 
 
@@ -185,6 +191,10 @@ class MemoryFaults:
 
     def hush(self, group: int, rank: int, *phases: str) -> None:
         self.ranks.groups[group][rank].silent_in = set(phases)
+        self.ranks.hushed.clear()
+
+    async def hushed(self) -> None:
+        await self.ranks.hushed.wait()
 
     def heal(self) -> None:
         for rank in self.ranks.ranks:
