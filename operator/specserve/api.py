@@ -183,12 +183,12 @@ class Threshold(Node):
         )
     )
 
-    off_above: Annotated[int, Field(ge=1, le=100_000)] = Field(
+    off_above: Annotated[int, Field(ge=2, le=65_535)] = Field(
         default=48,
         description="Speculation goes off when the signal is above this many requests in one pod "
         "(all data-parallel ranks of the pod added up).",
     )
-    on_below: Annotated[int, Field(ge=0, le=99_999)] = Field(
+    on_below: Annotated[int, Field(ge=1, le=65_534)] = Field(
         default=32,
         description="Speculation goes back on when the signal is below this many requests in one "
         "pod. Between the two bounds the mode stays as it is.",
@@ -198,7 +198,7 @@ class Threshold(Node):
 class Tier(Node):
     """One step of a batch-size table inside the engine."""
 
-    min_batch: Annotated[int, Field(ge=1, le=100_000)] = Field(
+    min_batch: Annotated[int, Field(ge=1, le=65_536)] = Field(
         description="Smallest number of running requests this tier is for."
     )
     steps: Steps = Field(description="Draft steps to use; 0 is off.")

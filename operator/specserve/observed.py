@@ -197,15 +197,8 @@ def owned(kind: str, item: Object) -> Owned:
 
 
 def written_parts(item: Object) -> bytes:
-    """Labels, annotations, owners and spec of an object, as canonical JSON."""
-    meta = item["metadata"]
-    parts = {
-        "metadata": {
-            field: meta.get(field) for field in ("labels", "annotations", "ownerReferences")
-        },
-        "spec": item.get("spec"),
-    }
-    return json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+    """What an operator may write of an object, as canonical JSON."""
+    return json.dumps(_written(item), sort_keys=True, separators=(",", ":")).encode()
 
 
 def holds(live: bytes, desired: Object) -> bool:
@@ -214,14 +207,21 @@ def holds(live: bytes, desired: Object) -> bool:
     What the server or others have added does not count as a difference: defaults, injected
     annotations, another manager's fields.
     """
-    want = {
-        "metadata": {
-            field: desired["metadata"].get(field)
-            for field in ("labels", "annotations", "ownerReferences")
-        },
-        "spec": desired.get("spec"),
+    return _within(_written(desired), json.loads(live))
+
+
+def _written(item: Object) -> dict[str, Any]:
+    body = {k: v for k, v in item.items() if k not in _NOT_WRITTEN}
+    meta = item["metadata"]
+    body["metadata"] = {
+        field: meta[field]
+        for field in ("labels", "annotations", "ownerReferences")
+        if field in meta
     }
-    return _within(want, json.loads(live))
+    return body
+
+
+_NOT_WRITTEN = frozenset({"apiVersion", "kind", "metadata", "status"})
 
 
 def _within(want: Any, have: Any) -> bool:
@@ -272,10 +272,7 @@ class Credentials:
 def credentials(item: Object) -> Credentials:
     """Read a v1 Secret of engine credentials."""
     meta = item["metadata"]
-    data = {
-        name: b64decode(value).decode(errors="replace")
-        for name, value in (item.get("data") or {}).items()
-    }
+    data = {name: decode(value) for name, value in (item.get("data") or {}).items()}
     tokens = (data.get(names.KEY_PLUGIN_TOKEN), data.get(names.KEY_PLUGIN_TOKEN_PREVIOUS))
     return Credentials(
         uid=meta["uid"],
@@ -285,6 +282,11 @@ def credentials(item: Object) -> Credentials:
         rotated=(meta.get("annotations") or {}).get(names.ANNOTATION_ROTATED, ""),
         data=data,
     )
+
+
+def decode(value: str) -> str:
+    """Decode a value of a Secret's data."""
+    return b64decode(value).decode(errors="replace")
 
 
 def _key(meta: Mapping[str, Any]) -> Key:

@@ -13,18 +13,19 @@ import heapq
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prometheus_client.core import GaugeMetricFamily
 
-from specserve import api, policy, telemetry
+from specserve import policy, telemetry
 from specserve.engine import Endpoint, EngineError, EngineRefused, EngineUnreachable
 from specserve.observed import Key, Pod
 from specserve.policy import Memory, Sample, Verdict, directive
 from specserve.signals import Reading
 from specserve.status import Engine
+from specserve.target import Notice, Target
 
 log = logging.getLogger(__name__)
 
@@ -54,50 +55,6 @@ class Engines(Protocol):
     async def switch(self, engine: Endpoint, directive: dict[str, Any]) -> dict[str, Any]:
         """Send a directive; the read-back acknowledges it."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What the loop needs to know of one SpecServe.
-
-    Attributes:
-        key: Its namespace and name.
-        policy: The policy in force.
-        draft: The draft, for its step counts.
-        tokens: Plugin tokens, the current one first.
-        api_key: Key of the serving port, None if it is open.
-        model: Served model name.
-        last_switch: Wall-clock time in seconds of the last switch on record, None if none.
-    """
-
-    key: Key
-    policy: api.Policy
-    draft: api.Draft
-    tokens: tuple[str, ...]
-    api_key: str | None
-    model: str
-    last_switch: float | None = field(default=None, compare=False)
-
-    def __repr__(self) -> str:
-        """Keep tokens and keys out of logs and tracebacks."""
-        return f"Target({'/'.join(self.key)})"
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something worth an event.
-
-    Attributes:
-        key: The SpecServe.
-        kind: `Normal` or `Warning`.
-        reason: One word for machines.
-        message: One line for people.
-    """
-
-    key: Key
-    kind: str
-    reason: str
-    message: str
 
 
 @dataclass(slots=True)
@@ -295,8 +252,8 @@ class Regulator:
             steered.ticking = True
             self._spawn(self._tick(steered))
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return task
@@ -425,7 +382,7 @@ class Regulator:
         verdict, steered.memory = policy.decide(target.policy, steered.memory, steered.sample, now)
         steered.verdict = verdict
         if steered.memory.stalled and not was_stalled:
-            self._say(steered, "Warning", verdict.code, verdict.reason)
+            self._say(steered, "Warning", "EngineStalled", verdict.reason)
         if (
             target.policy.mode == "Observe"
             or verdict.mode is None

@@ -135,11 +135,12 @@ def _workload(
 ) -> list[Condition]:
     rolled_out = seen.deployment is not None and seen.deployment.rolled_out
     cause = _cause(seen, alive)
-    if seen.blocked is not None:
-        stuck = seen.blocked
-        enough = ready >= desired > 0
+    stuck = seen.blocked
+    # A Secret that vanished under running pods is missed by the next pod only.
+    running = stuck is not None and stuck.reason == conditions.SECRET_MISSING and ready >= desired
+    if stuck is not None and not running:
         message = stuck.message
-        if enough:
+        if ready:
             message += "; the pods of the last accepted spec go on serving"
         return [
             Condition("Ready", "False", stuck.reason, message),
@@ -256,7 +257,7 @@ def _health(engines: Sequence[Engine]) -> Condition:
 
 
 def _control(seen: Observation) -> Condition:
-    kind = conditions.SPECULATION_CONTROL
+    kind: conditions.Type = conditions.SPECULATION_CONTROL
     if seen.spec is not None and seen.spec.draft.method == "None":
         return Condition(kind, "False", conditions.NO_DRAFT, "draft.method is None")
     if not seen.engines:
@@ -281,7 +282,7 @@ def _control(seen: Observation) -> Condition:
 
 
 def _settled(seen: Observation) -> Condition:
-    kind = conditions.SPECULATION_SETTLED
+    kind: conditions.Type = conditions.SPECULATION_SETTLED
     if seen.spec is not None and seen.spec.draft.method == "None":
         return Condition(kind, "True", conditions.NO_DRAFT, "there is nothing to switch")
     if not seen.engines:
@@ -302,7 +303,7 @@ def _settled(seen: Observation) -> Condition:
 
 
 def _reach(seen: Observation) -> Condition:
-    kind = conditions.THRESHOLD_REACHABLE
+    kind: conditions.Type = conditions.THRESHOLD_REACHABLE
     if seen.spec is not None and seen.spec.policy.mode in {"On", "Off"}:
         return Condition(kind, "True", conditions.PINNED, "the threshold is not in force")
     capped = next((engine for engine in seen.engines if engine.unreachable), None)

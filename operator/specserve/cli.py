@@ -1,0 +1,60 @@
+"""The command line: parsing and printing only."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from specserve import operator, telemetry
+from specserve.leader import LeadershipLost
+from specserve.settings import PREFIX, BadSetting, Settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `specserve` command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="specserve", description="Keeps speculative decoding on exactly while it pays."
+    )
+    parser.add_argument("--version", action="version", version=version("specserve"))
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser(
+        "run",
+        help="run the operator",
+        description="Run the operator until SIGTERM. It reaches the API server as the service "
+        "account of its pod, or by KUBECONFIG.",
+        epilog="Settings come from the environment: "
+        + ", ".join(PREFIX + name.upper() for name in Settings.model_fields),
+    )
+    parser.parse_args(argv)
+    return _run()
+
+
+def _run() -> int:
+    try:
+        settings = Settings.from_environ(os.environ)
+    except BadSetting as error:
+        print(f"specserve: {error}", file=sys.stderr)  # noqa: T201 - a command line prints
+        return 2
+    logging.basicConfig(
+        level=settings.log_level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    health = telemetry.Health()
+    server = telemetry.serve(health, settings.http_port)
+    try:
+        asyncio.run(operator.run(settings, health))
+    except LeadershipLost as error:
+        logging.getLogger(__name__).error("leadership lost: %s", error)  # noqa: TRY400
+        return 1
+    finally:
+        server.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

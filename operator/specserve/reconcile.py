@@ -1,0 +1,623 @@
+"""The first loop: SpecServe → desired objects → apply → status.
+
+Level-triggered: whatever woke it, it looks at all it knows and brings the cluster to it. What it
+knows comes from watches; nothing is written that holds already, so that at rest nothing is written
+at all.
+"""
+
+import datetime
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from specserve import api, conditions, names, observed, status, telemetry, workload
+from specserve.cluster import Cluster
+from specserve.kube import KubeError, KubeRefused, KubeUnreachable, Object
+from specserve.observed import Credentials, Key, Owned, Pod, Trouble
+from specserve.status import Engine
+from specserve.target import Notice, Target
+from specserve.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+#: Seconds in which changes of pods and engines are gathered into one status write.
+GATHER = 0.2
+#: Seconds until what cannot be mended here is looked at again.
+RECHECK = 10.0
+#: Seconds until a spec that the API server refused is tried again.
+REJECTED_RECHECK = 60.0
+#: Seconds between tries when the API server does not answer: first and longest.
+BACKOFF = (1.0, 30.0)
+#: Seconds for which a user's Secret is taken as read.
+SECRET_TTL = 10.0
+
+#: Reasons that are part of coming and going, and no news.
+_ROUTINE = frozenset(
+    {
+        conditions.NO_PODS,
+        conditions.NO_DRAFT,
+        conditions.NO_SAMPLES,
+        conditions.NOT_OBSERVED,
+        conditions.REPLICAS_NOT_READY,
+        conditions.SCALED_TO_ZERO,
+        conditions.SWITCH_PENDING,
+        conditions.ROLLING_OUT,
+        "Loading",
+    }
+)
+_NEWSWORTHY = (
+    conditions.READY,
+    conditions.METRICS_FRESH,
+    conditions.SPECULATION_CONTROL,
+    conditions.THRESHOLD_REACHABLE,
+)
+
+
+@dataclass(slots=True)
+class _Resource:
+    """A SpecServe as last seen."""
+
+    key: Key
+    uid: str
+    generation: int
+    leaving: bool
+    rotate: str
+    spec: api.SpecServeSpec | None
+    refusal: str
+    status: Mapping[str, Any]
+    failures: int = 0
+
+
+class Steering(Protocol):
+    """What this loop tells and asks the second one, `specserve.regulate.Regulator`."""
+
+    def configure(self, target: Target) -> None:
+        """Take in a new or changed SpecServe."""
+        ...
+
+    def release(self, key: Key) -> None:
+        """Let go of a SpecServe."""
+        ...
+
+    def observe(self, old: Pod | None, new: Pod | None) -> None:
+        """Take in a pod that appeared, changed or vanished."""
+        ...
+
+    def engines(self, key: Key) -> list[Engine]:
+        """What is known of the usable pods of a SpecServe."""
+        ...
+
+    @property
+    def stretch(self) -> float:
+        """Sample period in force divided by the period asked for."""
+        ...
+
+
+class _Blocked(Exception):
+    """The objects cannot be brought to the spec; somebody has to change something."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.trouble = Trouble(reason, message)
+
+
+class Reconciler:
+    """Brings the objects of all SpecServes to their specs, and their statuses to the facts.
+
+    Args:
+        cluster: The writes.
+        regulator: The second loop.
+        queue: SpecServes to look at.
+        notice: Told what is worth an event.
+        clock: Monotonic seconds.
+        wall: Wall-clock seconds.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        regulator: Steering,
+        queue: WorkQueue[Key],
+        notice: Callable[[Notice], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._regulator = regulator
+        self._queue = queue
+        self._notice = notice
+        self._clock = clock
+        self._wall = wall
+        self._resources: dict[Key, _Resource] = {}
+        self._pods: dict[Key, dict[str, Pod]] = {}
+        self._owned: dict[Key, dict[str, Owned]] = {}
+        self._credentials: dict[Key, Credentials] = {}
+        self._user_secrets: dict[Key, tuple[float, Object | None]] = {}
+        # Digest of what was applied and of what it became: equal to both means nothing to do,
+        # also where the server rewrites a value (1000m becomes 1).
+        self._applied: dict[str, tuple[int, bytes]] = {}
+        self._templates: dict[Key, workload.Manifest] = {}
+
+    # -- what the watches say ---------------------------------------------------------------
+
+    def take_resource(self, item: Object, *, deleted: bool = False) -> None:
+        """Take in a SpecServe that appeared, changed or vanished."""
+        meta = item["metadata"]
+        key = (meta["namespace"], meta["name"])
+        if deleted:
+            self._forget(key)
+            return
+        spec, refusal = _parse(item.get("spec"))
+        known = self._resources.get(key)
+        new = _Resource(
+            key=key,
+            uid=meta["uid"],
+            generation=meta["generation"],
+            leaving=bool(meta.get("deletionTimestamp")),
+            rotate=(meta.get("annotations") or {}).get(names.ANNOTATION_ROTATE, ""),
+            spec=spec,
+            refusal=refusal,
+            status=item.get("status") or {},
+        )
+        if known is not None and known.uid == new.uid:
+            # Our own status write comes back as an event; it is no reason to look again.
+            same = (known.generation, known.leaving, known.rotate) == (
+                new.generation,
+                new.leaving,
+                new.rotate,
+            )
+            if same and known.status == new.status:
+                return
+            if same:
+                known.status = known.status or new.status
+                self._queue.add(key, GATHER)
+                return
+            new.status = known.status or new.status
+        self._resources[key] = new
+        if new.leaving:
+            self._regulator.release(key)
+        self._queue.add(key)
+
+    def take_pod(self, old: Pod | None, new: Pod | None) -> None:
+        """Take in a pod that appeared, changed or vanished."""
+        self._regulator.observe(old, new)
+        self._take(self._pods, old, new, GATHER)
+
+    def take_owned(self, old: Owned | None, new: Owned | None) -> None:
+        """Take in an object of ours that appeared, changed or vanished."""
+        self._take(self._owned, old, new, GATHER if new else 0.0)
+
+    def take_credentials(self, old: Credentials | None, new: Credentials | None) -> None:
+        """Take in a Secret of engine credentials that appeared, changed or vanished."""
+        value = new or old
+        if value is None or value.name != names.credentials_secret(value.key[1]):
+            return
+        if new is None:
+            self._credentials.pop(value.key, None)
+        else:
+            self._credentials[value.key] = new
+        self._queue.add(value.key)
+
+    def changed(self, key: Key) -> None:
+        """Take in that the engines of a SpecServe report something new."""
+        if key in self._resources:
+            self._queue.add(key, GATHER)
+
+    def _take(self, store: Any, old: Any, new: Any, delay: float) -> None:
+        value = new or old
+        objects = store.setdefault(value.key, {})
+        if new is None:
+            objects.pop(value.uid, None)
+            self._applied.pop(value.uid, None)
+            if not objects:
+                del store[value.key]
+        else:
+            objects[new.uid] = new
+        if value.key in self._resources:
+            self._queue.add(value.key, delay)
+
+    def _forget(self, key: Key) -> None:
+        self._resources.pop(key, None)
+        self._templates.pop(key, None)
+        self._regulator.release(key)
+        self._queue.forget(key)
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Reconcile keys from the queue, one after the other, for ever."""
+        while True:
+            key = await self._queue.get()
+            telemetry.queue_length.set(len(self._queue))
+            started = self._clock()
+            result = "ok"
+            try:
+                result = await self.reconcile(key)
+            except Exception:
+                # A bug in one SpecServe must not stop the others; it is looked at again.
+                log.exception("%s/%s: reconcile failed", *key)
+                result = "bug"
+                self._queue.add(key, RECHECK)
+            finally:
+                telemetry.reconciles.labels(result).inc()
+                telemetry.reconcile_seconds.observe(self._clock() - started)
+                self._queue.done(key)
+
+    async def reconcile(self, key: Key) -> str:
+        """Bring one SpecServe to its spec; returns the result as a word for metrics."""
+        resource = self._resources.get(key)
+        if resource is None or resource.leaving:
+            self._regulator.release(key)
+            return "gone"
+        blocked: Trouble | None = None
+        try:
+            blocked = await self._bring(resource)
+            await self._publish(resource, blocked)
+        except KubeRefused as error:
+            if error.status == 404:
+                # The SpecServe vanished under our hands: its deletion event follows, or a new
+                # list finds it gone. Nothing to report, nothing to retry at once.
+                self._queue.add(key, RECHECK)
+                return "gone"
+            return self._retry(resource, error)
+        except KubeUnreachable as error:
+            return self._retry(resource, error)
+        resource.failures = 0
+        if blocked is not None:
+            rejected = blocked.reason == conditions.SPEC_REJECTED
+            self._queue.add(key, REJECTED_RECHECK if rejected else RECHECK)
+            return "blocked"
+        return "ok"
+
+    def _retry(self, resource: _Resource, error: KubeError) -> str:
+        first, longest = BACKOFF
+        pause = min(first * 2**resource.failures, longest)
+        if isinstance(error, KubeRefused):
+            pause = max(pause, error.retry_after)
+        resource.failures += 1
+        log.warning("%s/%s: %s; next try in %.0f s", *resource.key, error, pause)
+        self._queue.add(resource.key, pause)
+        return "error"
+
+    async def _bring(self, resource: _Resource) -> Trouble | None:
+        """Apply what is missing; returns why that was not possible."""
+        if resource.spec is None:
+            return Trouble(conditions.SPEC_REJECTED, resource.refusal)
+        try:
+            return await self._bring_to(resource, resource.spec)
+        except workload.UnusableSpec as error:
+            return Trouble(conditions.SPEC_REJECTED, str(error))
+        except _Blocked as error:
+            return error.trouble
+
+    async def _bring_to(self, resource: _Resource, spec: api.SpecServeSpec) -> Trouble | None:
+        owner = workload.Owner(resource.key[1], resource.key[0], resource.uid)
+        missing, api_key = await self._user_keys(resource.key[0], spec)
+        credentials = await self._ensure_credentials(resource, owner, api_key)
+        self._regulator.configure(
+            Target(
+                key=resource.key,
+                policy=spec.policy,
+                draft=spec.draft,
+                tokens=credentials.tokens,
+                api_key=api_key,
+                model=_served_name(spec),
+                last_switch=_seconds(
+                    (resource.status.get("speculation") or {}).get("lastSwitchTime")
+                ),
+            )
+        )
+        desired = workload.desired(owner, spec)
+        await self._apply(resource, desired)
+        await self._prune(resource, desired)
+        return Trouble(conditions.SECRET_MISSING, missing) if missing else None
+
+    async def _apply(self, resource: _Resource, desired: list[workload.Manifest]) -> None:
+        live = {(one.kind, one.name): one for one in self._owned.get(resource.key, {}).values()}
+        todo = [
+            manifest
+            for manifest in desired
+            if not self._in_place(
+                resource, manifest, live.get((manifest["kind"], manifest["metadata"]["name"]))
+            )
+        ]
+        if not todo:
+            return
+        await self._confirm(resource)
+        for manifest in todo:
+            one = live.get((manifest["kind"], manifest["metadata"]["name"]))
+            if one is None:
+                await self._not_taken(manifest)
+            await self._apply_one(resource, manifest, one)
+
+    def _in_place(
+        self, resource: _Resource, manifest: workload.Manifest, one: Owned | None
+    ) -> bool:
+        if one is None or one.owner != resource.uid:
+            return False
+        if self._applied.get(one.uid) == (hash(observed.written_parts(manifest)), one.live):
+            return True
+        return observed.holds(one.live, manifest)
+
+    async def _apply_one(
+        self, resource: _Resource, manifest: workload.Manifest, one: Owned | None
+    ) -> None:
+        kind = manifest["kind"]
+        try:
+            answer = await self._cluster.apply(manifest)
+        except KubeRefused as error:
+            if error.status in {400, 403, 409, 422, 500}:
+                # 500 is what server-side apply says of a field that the schema does not know.
+                reason = conditions.SPEC_REJECTED if error.status != 403 else "ApplyForbidden"
+                raise _Blocked(
+                    reason, f"{kind} {manifest['metadata']['name']}: {error.message}"
+                ) from None
+            raise
+        result = observed.owned(kind, answer)
+        self._applied[result.uid] = (hash(observed.written_parts(manifest)), result.live)
+        self._owned.setdefault(resource.key, {})[result.uid] = result
+        if kind == "Deployment":
+            self._say_applied(resource, manifest, one, result)
+
+    def _say_applied(
+        self, resource: _Resource, manifest: workload.Manifest, old: Owned | None, new: Owned
+    ) -> None:
+        before = self._templates.get(resource.key)
+        self._templates[resource.key] = manifest
+        if old is not None and old.live == new.live:
+            return
+        what = "created" if old is None else "changed"
+        if before is not None and (path := workload.first_difference(before, manifest)):
+            what = f"changed, pods are replaced: {path}"
+        elif old is not None:
+            what = "changed, no pod is replaced"
+        self._notice(
+            Notice(resource.key, "Normal", "WorkloadApplied", f"Deployment {new.name} {what}")
+        )
+
+    async def _confirm(self, resource: _Resource) -> None:
+        """Stop if the SpecServe is no more: its objects must not be made again."""
+        item = await self._cluster.get(names.KIND, *resource.key)
+        meta = (item or {}).get("metadata") or {}
+        if meta.get("uid") != resource.uid or meta.get("deletionTimestamp"):
+            raise KubeRefused(404, "NotFound", "the SpecServe is no more")
+
+    async def _not_taken(self, manifest: workload.Manifest) -> None:
+        """Refuse to take over an object that somebody else made under the same name."""
+        kind, meta = manifest["kind"], manifest["metadata"]
+        item = await self._cluster.get(kind, meta["namespace"], meta["name"])
+        if item is None:
+            return
+        labels = item["metadata"].get("labels") or {}
+        if labels.get(names.LABEL_MANAGED_BY) != names.MANAGER:
+            raise _Blocked(
+                "NameTaken",
+                f"{kind} {meta['name']} exists and is not ours; rename the SpecServe, or delete "
+                f"that {kind}",
+            )
+
+    async def _prune(self, resource: _Resource, desired: list[workload.Manifest]) -> None:
+        wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
+        for one in list(self._owned.get(resource.key, {}).values()):
+            if one.owner == resource.uid and (one.kind, one.name) not in wanted:
+                await self._cluster.delete(one.kind, resource.key[0], one.name, one.uid)
+
+    # -- secrets ----------------------------------------------------------------------------
+
+    async def _user_keys(self, namespace: str, spec: api.SpecServeSpec) -> tuple[str, str | None]:
+        """What is missing of the user's Secrets, and the key of the serving port."""
+        missing = []
+        refs = {
+            "spec.model.tokenSecretRef": spec.model.token_secret_ref,
+            "spec.engine.apiKeySecretRef": spec.engine.api_key_secret_ref,
+        }
+        api_key: str | None = None
+        for field, ref in refs.items():
+            if ref is None:
+                continue
+            item = await self._user_secret((namespace, ref.name))
+            if item is None:
+                missing.append(f"Secret {ref.name} is missing ({field})")
+            elif not (item.get("data") or {}).get(ref.key):
+                missing.append(f"Secret {ref.name} has no key {ref.key} ({field})")
+            elif field == "spec.engine.apiKeySecretRef":
+                # One trailing line break is what `kubectl create secret --from-file` leaves.
+                api_key = observed.decode(item["data"][ref.key]).rstrip("\n")
+        return "; ".join(missing), api_key
+
+    async def _user_secret(self, key: Key) -> Object | None:
+        read = self._user_secrets.get(key)
+        if read is None or self._clock() - read[0] > SECRET_TTL:
+            read = self._clock(), await self._cluster.get("Secret", *key)
+            self._user_secrets[key] = read
+        return read[1]
+
+    async def _ensure_credentials(
+        self, resource: _Resource, owner: workload.Owner, api_key: str | None
+    ) -> Credentials:
+        """Create the credentials once; afterwards add what is missing, rotate when asked."""
+        have = self._credentials.get(resource.key)
+        if have is None:
+            await self._confirm(resource)
+            have = await self._create_credentials(resource, owner, api_key)
+        changes: dict[str, str] = {}
+        if have.rotated != resource.rotate and resource.rotate:
+            changes[names.KEY_PLUGIN_TOKEN_PREVIOUS] = have.data.get(names.KEY_PLUGIN_TOKEN, "")
+            changes[names.KEY_PLUGIN_TOKEN] = _token()
+        for name, make in _GENERATED.items():
+            if not have.data.get(name) and name not in changes:
+                changes[name] = make()
+        admin_key = changes.get(names.KEY_ADMIN_KEY) or have.data[names.KEY_ADMIN_KEY]
+        config = workload.engine_config(admin_key, api_key)
+        unread = api_key is None and resource.spec and resource.spec.engine.api_key_secret_ref
+        if have.data.get(names.KEY_CONFIG) != config and not unread:
+            changes[names.KEY_CONFIG] = config
+        if changes:
+            have = observed.credentials(
+                await self._cluster.merge(
+                    "Secret",
+                    resource.key[0],
+                    have.name,
+                    {
+                        "metadata": {
+                            "uid": have.uid,
+                            "annotations": {names.ANNOTATION_ROTATED: resource.rotate},
+                        },
+                        "stringData": changes,
+                    },
+                )
+            )
+            self._credentials[resource.key] = have
+            if names.KEY_PLUGIN_TOKEN in changes:
+                self._notice(
+                    Notice(
+                        resource.key,
+                        "Normal",
+                        "CredentialsRotated",
+                        "the plugin token was renewed; engines take the old one until they have "
+                        "read the new one",
+                    )
+                )
+        return have
+
+    async def _create_credentials(
+        self, resource: _Resource, owner: workload.Owner, api_key: str | None
+    ) -> Credentials:
+        admin_key = _token()
+        manifest = workload.credentials(
+            owner,
+            plugin_token=_token(),
+            plugin_token_previous="",
+            admin_key=admin_key,
+            nonce=_nonce(),
+            config_yaml=workload.engine_config(admin_key, api_key),
+            rotated=resource.rotate,
+        )
+        item = await self._cluster.create(manifest)
+        if item is None:
+            item = await self._cluster.get("Secret", resource.key[0], manifest["metadata"]["name"])
+        if item is None:
+            raise KubeUnreachable("the Secret of credentials was deleted while it was made")
+        labels = item["metadata"].get("labels") or {}
+        if labels.get(names.LABEL_MANAGED_BY) != names.MANAGER:
+            raise _Blocked(
+                "NameTaken",
+                f"Secret {manifest['metadata']['name']} exists and is not ours; rename the "
+                "SpecServe, or delete that Secret",
+            )
+        have = self._credentials[resource.key] = observed.credentials(item)
+        return have
+
+    # -- status -----------------------------------------------------------------------------
+
+    async def _publish(self, resource: _Resource, blocked: Trouble | None) -> None:
+        if self._resources.get(resource.key) is not resource:
+            return  # a newer one is queued already
+        stretch = self._regulator.stretch
+        asked = resource.spec.policy.sample_period_milliseconds if resource.spec else 0
+        deployments = [
+            one
+            for one in self._owned.get(resource.key, {}).values()
+            if one.kind == "Deployment" and one.owner == resource.uid
+        ]
+        new = status.build(
+            status.Observation(
+                name=resource.key[1],
+                generation=resource.generation,
+                spec=resource.spec,
+                blocked=blocked,
+                deployment=deployments[0] if deployments else None,
+                pods=list(self._pods.get(resource.key, {}).values()),
+                engines=self._regulator.engines(resource.key),
+                # Rounded up to half the period asked for, or each new pod would be news.
+                period_milliseconds=round(asked * round(stretch * 2 + 0.5) / 2)
+                if stretch > 1.0
+                else None,
+                previous=resource.status,
+            ),
+            _iso(self._wall()),
+            _iso,
+        )
+        if new == resource.status:
+            return
+        await self._cluster.status(*resource.key, new)
+        self._report(resource, new)
+        resource.status = new
+
+    def _report(self, resource: _Resource, new: Mapping[str, Any]) -> None:
+        """Tell the transitions that somebody should know of."""
+        before = {c["type"]: c for c in resource.status.get("conditions") or ()}
+        for condition in new["conditions"]:
+            old = before.get(condition["type"], {})
+            if condition["type"] not in _NEWSWORTHY or (
+                (old.get("status"), old.get("reason"))
+                == (condition["status"], condition["reason"])
+            ):
+                continue
+            if condition["status"] == "False" and condition["reason"] not in _ROUTINE:
+                self._notice(
+                    Notice(
+                        resource.key, "Warning", condition["reason"], condition["message"] or "-"
+                    )
+                )
+            elif condition["status"] == "True" and condition["type"] == conditions.READY:
+                self._notice(Notice(resource.key, "Normal", "Ready", condition["message"]))
+
+    def reference(self, key: Key) -> dict[str, str] | None:
+        """Reference to a SpecServe for an event, None if it is no more."""
+        resource = self._resources.get(key)
+        if resource is None:
+            return None
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "namespace": key[0],
+            "name": key[1],
+            "uid": resource.uid,
+        }
+
+
+def _parse(spec: Any) -> tuple[api.SpecServeSpec | None, str]:
+    try:
+        return api.SpecServeSpec.model_validate(spec), ""
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in ("spec", *first["loc"]))
+        return None, f"{field}: {first['msg']}; the installed CRD may be older than the operator"
+
+
+def _served_name(spec: api.SpecServeSpec) -> str:
+    return spec.model.served_name or spec.model.source.partition("://")[2].strip("/")
+
+
+def _token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def _nonce() -> str:
+    # A number that every JSON reader keeps exact.
+    return str(secrets.randbelow(2**53 - 1) + 1)
+
+
+_GENERATED: Mapping[str, Callable[[], str]] = {
+    names.KEY_PLUGIN_TOKEN: _token,
+    names.KEY_ADMIN_KEY: _token,
+    names.KEY_NONCE: _nonce,
+}
+
+
+def _iso(seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _seconds(moment: str | None) -> float | None:
+    if not moment:
+        return None
+    return datetime.datetime.fromisoformat(moment).timestamp()
