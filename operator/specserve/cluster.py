@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -159,7 +160,8 @@ class Cluster:
                 "apiVersion": "events.k8s.io/v1",
                 "kind": "Event",
                 "metadata": {
-                    "generateName": f"{regarding['name']}.",
+                    # Not generateName: the server takes none that ends with a dot.
+                    "name": f"{regarding['name']}.{uuid.uuid4().hex[:16]}",
                     "namespace": regarding["namespace"],
                 },
                 "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
