@@ -63,7 +63,11 @@ class SimulatorFaults:
 
     def hush(self, group: int, rank: int, *phases: str) -> None:
         assert set(phases) <= set(get_args(Phase))
+        self._engine.ranks.hushed.clear()
         self._tell(RankFault(group, rank, silent_in=frozenset(phases)))
+
+    async def hushed(self) -> None:
+        await self._engine.ranks.hushed.wait()
 
     def heal(self) -> None:
         self._engine.behave(WELL)

@@ -31,7 +31,8 @@ class TokenFile:
         scheme, _, given = (header or "").partition(" ")
         if scheme.lower() != "bearer":
             return False
-        presented = given.strip().encode("utf-8", "surrogateescape")
+        # Header values are decoded as Latin-1: this gives back the bytes that were sent.
+        presented = given.strip().encode("latin-1", "backslashreplace")
         valid = False
         for file in self._files:
             token = file.token()
