@@ -579,3 +579,38 @@ def test_one_is_not_true():
     old, new = deployment(), deployment()
     new["spec"]["template"]["spec"]["enableServiceLinks"] = 0
     assert first_difference(old, new) == "spec.enableServiceLinks"
+
+
+# Both engines read what is rendered.
+
+
+def test_the_simulated_engine_understands_the_command_line(tmp_path):
+    from specserve_sim import cli
+
+    config = tmp_path / names.KEY_CONFIG
+    config.write_text(engine_config("adm", "client"))
+    words = [str(config) if word == names.ENGINE_CONFIG else word for word in args()]
+    known, unknown = cli.parser().parse_known_args(words)
+    assert (known.host, known.port, known.tp_size, known.dp_size) == ("", 30000, 1, 1)
+    assert known.model_path == known.served_model_name == "example-org/chat-8b"
+    assert (known.max_running_requests, known.decode_log_interval) == (256, 5)
+    assert (known.speculative_algorithm, known.speculative_num_steps) == ("EAGLE3", 3)
+    assert known.enable_metrics
+    # Live control is what it always has.
+    assert unknown == ["--speculative-adaptive"]
+    keys = cli.parse(cli.parser(), words)
+    assert (keys.admin_api_key, keys.api_key) == ("adm", "client")
+
+
+@pytest.mark.parametrize("method", ["EAGLE3", "NGRAM", "None"])
+def test_the_plugin_understands_its_environment(method):
+    from specserve_engine.environ import settings_from
+
+    draft = {"method": method, "steps": [3, 0, 1]}
+    given = {item["name"]: item.get("value", "uid-1") for item in engine(draft=draft)["env"]}
+    settings = settings_from(given)
+    assert settings.pod_uid == "uid-1"
+    assert settings.admin_port == names.PORT_ADMIN
+    assert str(settings.credentials) == names.CREDENTIALS_DIR
+    assert settings.require_live == (method == "EAGLE3")
+    assert settings.steps == ((0, 1, 3) if method == "EAGLE3" else (0,))
