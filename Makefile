@@ -1,0 +1,91 @@
+# `make help` lists what there is. Every target installs what it needs by itself.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+# Found on first use; installed where absent.
+uv = $(or $(UV),$(eval UV := $(shell tests/setup.sh))$(UV),$(error setup failed))
+run = PYTHONPATH=operator:. $(uv) run --no-sync
+pytest = $(run) python -m pytest
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+.PHONY: venv
+venv:
+	@$(uv) sync --frozen --quiet
+
+.PHONY: packages
+packages: venv
+	@$(run) python -m tests.cluster.packages
+
+.PHONY: binaries
+binaries: packages ## Get the Kubernetes binaries: from the cache, from releases, or by building them
+	@$(run) python -m tests.cluster binaries
+
+.PHONY: demo
+demo: binaries ## Watch speculation being switched in live pods (simulated engines, real Kubernetes)
+	@$(run) python -m tests.demo
+
+.PHONY: test
+test: test-fast test-cluster test-integration test-e2e ## Run all tests
+
+.PHONY: test-fast
+test-fast: venv ## Pure code, the wire, the contract: seconds
+	@mkdir -p build/test
+	$(pytest) tests/unit tests/golden tests/wire tests/contract --junitxml=build/test/fast.xml
+
+.PHONY: test-cluster
+test-cluster: binaries ## The test clusters themselves
+	@mkdir -p build/test
+	$(pytest) tests/cluster --junitxml=build/test/cluster.xml
+
+.PHONY: test-integration
+test-integration: binaries ## The operator against a real API server; tests play kubelet
+	@mkdir -p build/test
+	$(pytest) tests/integration --junitxml=build/test/integration.xml
+
+.PHONY: test-e2e
+test-e2e: binaries ## Real containers on a real kubelet; needs root
+	@mkdir -p build/test
+	$(pytest) tests/e2e --junitxml=build/test/e2e.xml
+
+.PHONY: lint
+lint: venv ## ruff, mypy strict, import contracts
+	$(run) ruff check .
+	$(run) ruff format --check .
+	$(run) mypy
+	$(run) lint-imports
+
+.PHONY: format
+format: venv ## Let ruff format and mend what it can
+	$(run) ruff check --fix .
+	$(run) ruff format .
+
+.PHONY: generate
+generate: venv ## Write what is generated: the CRD and the golden manifests
+	$(run) python -m specserve.schema
+	$(run) python -m tests.golden.update
+
+.PHONY: verify
+verify: generate ## Generate again, and fail if that differs from what is committed
+	$(uv) lock --check
+	git diff --exit-code -- crds tests/golden/expected
+
+.PHONY: images
+images: packages ## Build the container images into build/images
+	@$(run) python -m tests.cluster images
+
+.PHONY: bench
+bench: binaries ## Measure flip latency and scale; writes build/bench
+	$(run) python -m tests.bench.flip_latency
+	$(run) python -m tests.bench.startup
+
+.PHONY: publish-bench
+publish-bench: venv ## Copy the figures of the last benchmarks to docs/benchmarks
+	$(run) python -m tests.bench.publish
+
+.PHONY: clean
+clean: ## Remove what was built here (not the caches)
+	rm -rf build dist .venv
