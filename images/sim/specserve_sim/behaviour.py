@@ -7,7 +7,7 @@ engine. Pure: JSON values in, frozen values out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Side = Literal["serving", "admin"]
 FaultKind = Literal["hang", "reset", "refuse", "slow", "status"]
 MetricsFault = Literal["nan", "drop", "gone"]
+Phase = Literal["prepare", "commit", "lost", "read"]
+WHOLLY_SILENT: frozenset[Phase] = frozenset({"prepare", "commit", "read"})
 
 PROXY_BODY = "upstream connect error or disconnect/reset before headers. reset reason: overflow"
 """What an Envoy sidecar answers in the engine's place."""
@@ -59,6 +61,24 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class RankFault:
+    """What one tensor-parallel rank does with orders.
+
+    Attributes:
+        group: its data-parallel group.
+        rank: its index in it.
+        silent_in: phases it does not answer in. At the commit, a rank silent in `commit` obeys
+            all the same, one silent in `lost` does not.
+        objection: why it votes against every order; empty if it does not.
+    """
+
+    group: int
+    rank: int
+    silent_in: frozenset[Phase] = WHOLLY_SILENT
+    objection: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Behaviour:
     """What an engine does beside serving well.
 
@@ -72,8 +92,7 @@ class Behaviour:
         loads_gone: /v1/loads answers 404.
         frozen: /v1/loads and /metrics go on showing what they show now.
         stalled: the scheduler admits nothing and decodes nothing.
-        silent_ranks: `(group, rank)` pairs that do not answer orders nor reads.
-        silent_commits: pairs that vote for an order and then do not confirm it.
+        ranks: ranks that do not do as they are told.
     """
 
     accept_length: float | None = None
@@ -83,8 +102,21 @@ class Behaviour:
     loads_gone: bool = False
     frozen: bool = False
     stalled: bool = False
-    silent_ranks: frozenset[tuple[int, int]] = field(default_factory=frozenset)
-    silent_commits: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+    ranks: tuple[RankFault, ...] = ()
+
+    def silent(self, group: int, rank: int, phase: Phase) -> bool:
+        """Say whether a rank keeps silent in a phase."""
+        return any(
+            (fault.group, fault.rank) == (group, rank) and phase in fault.silent_in
+            for fault in self.ranks
+        )
+
+    def objection(self, group: int, rank: int) -> str:
+        """Return why a rank votes against every order, or nothing."""
+        for fault in self.ranks:
+            if (fault.group, fault.rank) == (group, rank) and fault.objection:
+                return fault.objection
+        return ""
 
     def fault_for(self, side: Side, path: str) -> Fault | None:
         """Return the fault that a request meets."""
@@ -116,8 +148,15 @@ class Behaviour:
             "loadsGone": self.loads_gone,
             "frozen": self.frozen,
             "stalled": self.stalled,
-            "silentRanks": [list(pair) for pair in sorted(self.silent_ranks)],
-            "silentCommits": [list(pair) for pair in sorted(self.silent_commits)],
+            "ranks": [
+                {
+                    "group": fault.group,
+                    "rank": fault.rank,
+                    "silentIn": sorted(fault.silent_in),
+                    "objection": fault.objection,
+                }
+                for fault in self.ranks
+            ],
         }
 
 
@@ -150,8 +189,10 @@ def behaviour_from(document: object) -> Behaviour:
         loads_gone=_flag(body, "loadsGone"),
         frozen=_flag(body, "frozen"),
         stalled=_flag(body, "stalled"),
-        silent_ranks=_pairs(body, "silentRanks"),
-        silent_commits=_pairs(body, "silentCommits"),
+        ranks=tuple(
+            _rank_fault(f"ranks[{index}]", item)
+            for index, item in enumerate(_list("ranks", body.get("ranks", [])))
+        ),
     )
 
 
@@ -185,6 +226,24 @@ def _fault(place: str, document: object) -> Fault:
         paths=tuple(paths),
         seconds=_number(f"{place}.seconds", body.get("seconds", 0), 0, 3600),
         status=status,
+    )
+
+
+def _rank_fault(place: str, document: object) -> RankFault:
+    body = _object(place, document)
+    _only(place, body, {"group", "rank", "silentIn", "objection"})
+    objection = body.get("objection", "")
+    if not isinstance(objection, str):
+        raise BadBehaviour(f"{place}.objection: a string")
+    every = [] if objection else list(WHOLLY_SILENT)
+    silent_in: list[Any] = _list(f"{place}.silentIn", body.get("silentIn", every))
+    if not set(silent_in) <= set(get_args(Phase)):
+        raise BadBehaviour(f"{place}.silentIn: of {', '.join(get_args(Phase))}")
+    return RankFault(
+        group=_count(f"{place}.group", body.get("group", 0)),
+        rank=_count(f"{place}.rank", body.get("rank", 0)),
+        silent_in=frozenset(silent_in),
+        objection=objection,
     )
 
 
@@ -225,12 +284,3 @@ def _number(place: str, value: object, low: float, high: float) -> float:
     if not low <= value <= high:
         raise BadBehaviour(f"{place}: from {low:g} to {high:g}")
     return float(value)
-
-
-def _pairs(body: Mapping[str, Any], name: str) -> frozenset[tuple[int, int]]:
-    pairs = set()
-    for item in _list(name, body.get(name, [])):
-        if not isinstance(item, list) or len(item) != 2:
-            raise BadBehaviour(f"{name}: pairs of group and rank")
-        pairs.add((_count(name, item[0]), _count(name, item[1])))
-    return frozenset(pairs)

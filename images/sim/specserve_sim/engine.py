@@ -190,8 +190,7 @@ class Group:
         self.config = config
         self.stats = RoundStats()
         self.gauges = Gauges()
-        self.kept: Order | None = None
-        self.obeyed: Order | None = None
+        self.epochs = [0] * config.tensor_parallel
         self.rounds_at_order = 0
         self.auto = upstream_default(config.steps or (config.initial_steps,))
         controllable = config.capability().controllable
@@ -211,12 +210,13 @@ class Group:
         self._window_rounds = self._window_tokens = self._window_won = self._window_verifies = 0
         self._window_began = 0.0
 
-    def obey(self, order: Order) -> None:
-        """Follow an order from the next decode round on."""
-        self.obeyed, self.kept = order, None
-        self.rounds_at_order = self.scheduler.decode_rounds
-        self.scheduler.draft_kv = order.setting.draft_kv.value
-        self.scheduler.choose_steps = partial(self._choose, order.setting)
+    def obey(self, order: Order, rank: int) -> None:
+        """Have a rank follow an order; the scheduler does what rank 0 follows."""
+        self.epochs[rank] = order.epoch
+        if rank == 0:
+            self.rounds_at_order = self.scheduler.decode_rounds
+            self.scheduler.draft_kv = order.setting.draft_kv.value
+            self.scheduler.choose_steps = partial(self._choose, order.setting)
 
     def _choose(self, setting: Setting, batch: int) -> int:
         forced = setting.steps_for(batch)
@@ -348,6 +348,7 @@ class SimEngine:
         self._groups: list[Group] | None = None
         self._control: Control | None = None
         self._listener: Listener | None = None
+        self.ranks = SimRanks(self)
         self._tickets: dict[Request, Ticket] = {}
         self._left = asyncio.Event()
         self._expecting: set[Ticket] = set()
@@ -356,7 +357,7 @@ class SimEngine:
         self.loading = self.config.startup_seconds > 0
         if self.loading:
             loop = asyncio.get_running_loop()
-            self._loaded = loop.call_later(self.config.startup_seconds, self._serve)
+            self._loaded = loop.call_later(self.config.startup_seconds, self.load)
 
     # The lives of the engine
 
@@ -365,7 +366,8 @@ class SimEngine:
         if self.loading:
             await self._ready.wait()
 
-    def _serve(self) -> None:
+    def load(self) -> None:
+        """Have loaded: serve from now on."""
         self.loading = False
         self._ready.set()
         if self._control is not None:
@@ -398,6 +400,12 @@ class SimEngine:
         self.draining = True
         if self._control is not None:
             self._control.drain()
+
+    def die(self, reason: str) -> None:
+        """Lose the scheduler: nothing is decoded any more, while HTTP still answers."""
+        self.control.die(reason)
+        for group in self.groups:
+            group.scheduler.hold()
 
     async def drained(self) -> None:
         """Return once nobody waits for an answer any more."""
@@ -432,7 +440,7 @@ class SimEngine:
                 raise LookupError("an engine without tokens has no admin port")
             self._listener = Listener(
                 self.control,
-                SimRanks(self),
+                self.ranks,
                 self._tokens,
                 require_live=self.config.require_live,
             )
@@ -626,12 +634,13 @@ class SimEngine:
             )
         return shown
 
-    def took_over(self, group: int, order: Order) -> None:
-        """Note that a group obeys an order."""
-        setting = order.setting
-        self.applied.append(
-            Applied(group, order.epoch, str(setting.mode), setting.steps, time.monotonic())
-        )
+    def took_over(self, group: int, rank: int, order: Order) -> None:
+        """Note that a rank obeys an order, if that is the one which its scheduler follows."""
+        if rank == 0:
+            setting = order.setting
+            self.applied.append(
+                Applied(group, order.epoch, str(setting.mode), setting.steps, time.monotonic())
+            )
 
 
 def _share(total: int, index: int, engine: SimEngine) -> int:

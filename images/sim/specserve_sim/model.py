@@ -306,9 +306,9 @@ class Scheduler:
         if finished:
             self.running = [request for request in self.running if request.state == "running"]
         self.tokens_total += tokens
-        if current.decoding:
+        if decoded:
             self.decode_rounds += 1
-            self.last_batch = len(current.decoding)
+            self.last_batch = decoded
             self.won_total += won
             self.verifies_total += decoded
         if self.on_round is not None:

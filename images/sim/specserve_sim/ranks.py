@@ -21,12 +21,16 @@ MARGIN = 0.02
 class SimRanks:
     """Carries orders to the groups of one process of an engine.
 
-    A group's tensor-parallel ranks share one scheduler, so they differ only in whether they
-    answer: see `silent_ranks` and `silent_commits` of a `Behaviour`.
+    A group's tensor-parallel ranks share one scheduler, so they differ only in what they answer:
+    see `ranks` of a `Behaviour`. The scheduler does what rank 0 obeys.
+
+    Attributes:
+        hushed: set when an order or a read met a rank that keeps silent.
     """
 
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
+        self.hushed = asyncio.Event()
 
     @property
     def layout(self) -> Sequence[int]:
@@ -36,17 +40,19 @@ class SimRanks:
 
     async def prepare(self, order: Order, deadline: float) -> Sequence[Vote]:
         """Ask each rank whether it could obey."""
-        silent = self._engine.behaviour.silent_ranks
+        behaviour = self._engine.behaviour
         capability = self._engine.config.capability()
         unknown = order.setting.needed_steps() - set(capability.available_steps)
         votes = []
         for group in self._engine.groups:
-            group.kept = order
             for rank in range(self._engine.config.tensor_parallel):
-                if (group.index, rank) in silent:
+                objection = behaviour.objection(group.index, rank)
+                if behaviour.silent(group.index, rank, "prepare"):
                     votes.append(Vote(group.index, rank, Verdict.SILENT))
                 elif not capability.controllable:
                     votes.append(_no(group, rank, capability.reason, Code.NOT_CONTROLLABLE))
+                elif objection:
+                    votes.append(_no(group, rank, objection, Code.NOT_CONTROLLABLE))
                 elif unknown:
                     message = f"no state is built for {sorted(unknown)} steps"
                     votes.append(_no(group, rank, message, Code.UNKNOWN_STEPS))
@@ -58,67 +64,66 @@ class SimRanks:
     async def commit(self, order: Order, deadline: float) -> Sequence[Vote]:
         """Have each rank obey the order it keeps, from its next decode round on."""
         engine = self._engine
-        silent = engine.behaviour.silent_ranks | engine.behaviour.silent_commits
         engine.advance()
         votes = []
         for group in engine.groups:
-            if group.kept == order:
-                group.obey(order)
-                engine.took_over(group.index, order)
             for rank in range(engine.config.tensor_parallel):
-                quiet = (group.index, rank) in silent
+                lost = engine.behaviour.silent(group.index, rank, "lost")
+                quiet = lost or engine.behaviour.silent(group.index, rank, "commit")
+                if not lost:
+                    group.obey(order, rank)
+                    engine.took_over(group.index, rank, order)
                 votes.append(Vote(group.index, rank, Verdict.SILENT if quiet else Verdict.YES))
         await self._wait_for_the_silent(votes, deadline)
         return votes
 
     async def abort(self, order: Order) -> None:
-        """Have each rank forget the order it keeps."""
-        for group in self._engine.groups:
-            if group.kept == order:
-                group.kept = None
+        """Nothing is kept between the phases here: there is nothing to forget."""
 
     async def read(self, deadline: float) -> Sequence[GroupState]:
         """Read each rank's state."""
         engine = self._engine
-        silent = engine.behaviour.silent_ranks
         engine.advance()
-        states = [self._state(group, silent) for group in engine.groups]
-        if silent:
+        states = [self._state(group) for group in engine.groups]
+        if any("read" in fault.silent_in for fault in engine.behaviour.ranks):
+            self.hushed.set()
             await _until(deadline)
         return states
 
-    def _state(self, group: Group, silent: frozenset[tuple[int, int]]) -> GroupState:
+    def _state(self, group: Group) -> GroupState:
         engine, scheduler = self._engine, group.scheduler
+        behaviour = engine.behaviour
         running, queued = engine.counts(group)
         ranks = tuple(
-            RankState(rank)
-            if (group.index, rank) in silent
+            RankState(rank, last_error="no answer")
+            if behaviour.silent(group.index, rank, "read")
             else RankState(
                 rank=rank,
-                epoch=0 if group.obeyed is None else group.obeyed.epoch,
+                epoch=group.epochs[rank],
                 active_steps=scheduler.active_steps,
                 decode_rounds=scheduler.decode_rounds - group.rounds_at_order,
                 last_batch=scheduler.last_batch,
                 switches=scheduler.switches,
                 running=running,
                 queued=queued,
+                last_error=behaviour.objection(group.index, rank) or None,
             )
             for rank in range(engine.config.tensor_parallel)
         )
-        if (group.index, 0) in silent:
+        if behaviour.silent(group.index, 0, "read"):
             return GroupState(ranks)
         now = engine.monotonic(engine.now())
         return GroupState(
             ranks=ranks,
             stats=group.stats.figures(now),
-            tokens_total=scheduler.tokens_total,
-            rounds_total=scheduler.decode_rounds,
+            tokens_total=group.stats.tokens_total,
+            rounds_total=group.stats.rounds_total,
             at=now,
         )
 
-    @staticmethod
-    async def _wait_for_the_silent(votes: Sequence[Vote], deadline: float) -> None:
+    async def _wait_for_the_silent(self, votes: Sequence[Vote], deadline: float) -> None:
         if any(vote.verdict is Verdict.SILENT for vote in votes):
+            self.hushed.set()
             await _until(deadline)
 
 

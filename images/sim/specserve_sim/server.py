@@ -36,7 +36,7 @@ from specserve_sim.answers import (
     models_body,
     server_info_body,
 )
-from specserve_sim.behaviour import PROXY_BODY, BadBehaviour, behaviour_from
+from specserve_sim.behaviour import PROXY_BODY, behaviour_from
 from specserve_sim.model import Request as ModelRequest
 from specserve_sim.profile import REFERENCE_STEPS
 from specserve_sim.text import prompt_length
@@ -179,7 +179,7 @@ class App:
 async def _behave(engines: Sequence[SimEngine], request: Request) -> Response:
     try:
         behaviour = behaviour_from(await request.json())
-    except (BadBehaviour, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         return JSONResponse({"error": str(error)}, 400)
     at = time.monotonic()
     for engine in engines:
@@ -406,7 +406,7 @@ async def _refuse(
 async def _json_object(request: Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.body())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body is not a JSON object")
@@ -427,11 +427,10 @@ def _order(engine: SimEngine, body: Mapping[str, Any]) -> _Order:
         raise BadRequest("sampling_params: an object, or one for each prompt")
     rid = body.get("rid")
     if rid is None:
-        rids = [uuid.uuid4().hex for _ in lengths]
-    else:
-        rids = [str(rid)] if single else [str(item) for item in rid]
-    if len(rids) != len(lengths):
-        raise BadRequest("rid: one for each prompt")
+        rid = [uuid.uuid4().hex for _ in lengths]
+    rids = rid if isinstance(rid, list) else [rid]
+    if len(rids) != len(lengths) or not all(isinstance(item, str) for item in rids):
+        raise BadRequest("rid: a string for each prompt")
     requests = [
         _model_request(engine, length, item) for length, item in zip(lengths, each, strict=True)
     ]
@@ -533,6 +532,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self.down = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -541,6 +541,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+    async def main_loop(self) -> None:
+        # The one of uvicorn wakes up ten times a second, to renew a date that is not sent here.
+        await self.on_tick(0)
+        await self.down.wait()
 
 
 @contextlib.asynccontextmanager
@@ -571,5 +576,5 @@ async def serving(site: Site, sockets: Sequence[socket.socket]) -> AsyncIterator
     finally:
         app.closing.set()
         up.cancel()
-        server.should_exit = True
+        server.down.set()
         await running
