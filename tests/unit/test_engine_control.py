@@ -165,6 +165,27 @@ def test_an_order_newer_than_the_owed_fallback_holds_it_back_while_in_doubt():
     assert control.read_back(7.0)["mode"] == "tiers"
 
 
+def test_of_several_doubtful_orders_the_one_that_arrived_is_found():
+    control = serving()
+    control.doubt(control.admit(directive(1, ON, lease_seconds=10), 0.0).order)
+    control.doubt(control.admit(directive(2, OFF), 0.0).order)
+    control.resolve([1, 1])
+    state = control.read_back(0.0)
+    assert (state["epoch"], state["mode"], state["unresolvedEpoch"]) == (1, "on", None)
+    assert control.expire(10.0) == Order(2, TIERS)
+
+
+def test_doubts_do_not_pile_up_and_the_newest_lease_ends_them_all():
+    control = serving()
+    for epoch in range(1, 200):
+        control.doubt(control.admit(directive(epoch), 0.0).order)
+    assert len(control._doubtful) < 200
+    control.resolve([1, 1])
+    assert control.doubtful.epoch == 199
+    assert control.expire(60.0) == Order(200, TIERS)
+    assert control.doubtful is None
+
+
 def test_one_order_at_a_time():
     control = serving()
     admission = control.admit(directive(1), 0.0)

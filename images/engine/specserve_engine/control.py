@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from specserve_engine.wire import AUTO, STATUS, Code, setting_json
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from specserve_engine.wire import Directive, Setting
+
+
+MAX_DOUBTFUL: Final = 32
+"""Orders in doubt that are remembered; any other that is obeyed ends with the newest's lease."""
 
 
 class Phase(StrEnum):
@@ -160,7 +164,7 @@ class Control:
         self.capability = Capability(controllable=False, reason="the engine is loading")
         self._versions = versions
         self._in_force = _Term(Order(0, AUTO))
-        self._doubtful: _Term | None = None
+        self._doubtful: tuple[_Term, ...] = ()  # by rising epoch, all newer than what is owed
         self._under_way: _Term | None = None
         self._owed: Order | None = None
         self._expirations = 0
@@ -171,14 +175,14 @@ class Control:
         """The fence: the highest epoch that may be in force or is owed to an expired lease."""
         return max(
             self._in_force.order.epoch,
-            self._doubtful.order.epoch if self._doubtful else 0,
+            self._newest.order.epoch,
             self._owed.epoch if self._owed else 0,
         )
 
     @property
     def doubtful(self) -> Order | None:
-        """The order whose outcome is unknown, if there is one."""
-        return self._doubtful.order if self._doubtful else None
+        """The newest order whose outcome is unknown, if there is one."""
+        return self._doubtful[-1].order if self._doubtful else None
 
     def serve(self, capability: Capability) -> None:
         """Enter `Phase.SERVING` with what the loaded engine can do."""
@@ -232,7 +236,7 @@ class Control:
             self._in_force = _Term(order, self._in_force.fallback)
         else:
             self._in_force = self._finish(order)
-        self._doubtful = None
+        self._doubtful = ()
         self._owed = None
 
     def fail(self, order: Order) -> None:
@@ -246,7 +250,11 @@ class Control:
         Until this is resolved, its epoch fences and its lease counts instead of the former one.
         """
         if order != self._owed:
-            self._doubtful = self._finish(order)
+            doubtful = self._finish(order)
+            # An older one may be what the ranks obey, if this one got lost. A repetition of the
+            # same order takes its place.
+            older = tuple(term for term in self._doubtful if term.order != order)
+            self._doubtful = (*older[1 - MAX_DOUBTFUL :], doubtful)
 
     def resolve(self, rank_epochs: Iterable[int | None]) -> None:
         """Settle a doubt by what the ranks report, read after the doubtful order was sent.
@@ -256,17 +264,22 @@ class Control:
                 or disagree leave the doubt as it is.
         """
         epochs = set(rank_epochs)
-        if self._doubtful is None or len(epochs) != 1:
+        epoch = epochs.pop() if len(epochs) == 1 else None
+        if epoch is None or not self._doubtful:
             return
-        if epochs == {self._doubtful.order.epoch}:
-            self._in_force = self._doubtful
+        found = next((term for term in self._doubtful if term.order.epoch == epoch), None)
+        if found is not None:
+            self._in_force = found
             self._owed = None
-        elif self._owed is not None and epochs == {self._owed.epoch}:
+        elif self._owed is not None and epoch == self._owed.epoch:
             self._in_force = _Term(self._owed, self._in_force.fallback)
             self._owed = None
-        elif epochs != {self._in_force.order.epoch}:
+        elif epoch != self._in_force.order.epoch and (
+            # Before the owed order anything may be obeyed; it is sent until it is.
+            self._owed is None or epoch > self._owed.epoch
+        ):
             return
-        self._doubtful = None
+        self._doubtful = ()
 
     def expire(self, now: float) -> Order | None:
         """Return the fallback's order if a lease ran out and the ranks don't obey it yet.
@@ -284,7 +297,7 @@ class Control:
 
     def next_expiry(self) -> float | None:
         """Return when `expire` next has an order: minus infinity for at once, None for never."""
-        if self._owed is not None and self._doubtful is None:
+        if self._owed is not None and not self._doubtful:
             return -math.inf
         lease = self._lease()
         return lease.until if lease else None
@@ -320,19 +333,23 @@ class Control:
             "unresolvedEpoch": unresolved if unresolved != self._in_force.order.epoch else None,
         }
 
+    @property
+    def _newest(self) -> _Term:
+        return self._doubtful[-1] if self._doubtful else self._in_force
+
     def _lease(self) -> _Lease | None:
-        return (self._doubtful or self._in_force).lease
+        return self._newest.lease
 
     def _lapse(self, now: float) -> None:
-        term = self._doubtful or self._in_force
+        term = self._newest
         if term.lease is None or term.fallback is None or now < term.lease.until:
             return
         self._owed = Order(self.epoch + 1, term.fallback)
         self._expirations += 1
         self._last_expiry_epoch = self._owed.epoch
-        # The owed order comes after the doubtful one on the same path: whether that one was
+        # The owed order comes after the doubtful ones on the same path: whether those were
         # obeyed for a while no longer matters.
-        self._doubtful = None
+        self._doubtful = ()
         self._in_force = replace(self._in_force, fallback=term.fallback, lease=None)
 
     def _nothing_under_way(self) -> None:
@@ -393,7 +410,7 @@ class Control:
         if directive.epoch < self.epoch:
             message = f"epoch {directive.epoch} is older than {self.epoch}"
             return Refusal(Code.STALE_EPOCH, message, {"epoch": self.epoch})
-        if self._owed is None and (self._doubtful or self._in_force).is_that_of(directive):
+        if self._newest.order.epoch == self.epoch and self._newest.is_that_of(directive):
             return None
         return Refusal(
             Code.EPOCH_REUSED,
