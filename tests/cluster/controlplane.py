@@ -6,6 +6,7 @@ import json
 import os
 import ssl
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +183,11 @@ class ControlPlane:
             self.api.request("POST", path, crd)
             names.append(crd["metadata"]["name"])
         for name in names:
-            until(lambda: _established(self.api.get(f"{path}/{name}")), name, START_SECONDS)  # noqa: B023
+            until(partial(self._established, f"{path}/{name}"), name, START_SECONDS)
+
+    def _established(self, path: str) -> bool:
+        conditions = self.api.get(path).get("status", {}).get("conditions", [])
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
     def _daemon(self, name: str, arguments: list[str]) -> Daemon:
         return Daemon(
@@ -301,8 +306,3 @@ def _documents(paths: Iterable[Path]) -> list[dict[str, Any]]:
     for path in paths:
         files += sorted(path.glob("*.yaml")) if path.is_dir() else [path]
     return [each for file in files for each in yaml.safe_load_all(file.read_text()) if each]
-
-
-def _established(crd: dict[str, Any]) -> bool:
-    conditions = crd.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

@@ -91,14 +91,14 @@ class Keeper:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
-        for path, text in self.write:
-            with contextlib.suppress(OSError), open(path, "w") as file:  # noqa: PTH123
-                file.write(text)
         deadline = time.monotonic() + _CLEAR_UP_SECONDS
         for root in self.rmdir:
             # A control group is busy until the kernel has let go of its last process.
             while not _remove_groups(root) and time.monotonic() < deadline:
                 time.sleep(0.02)
+        for path, text in self.write:
+            with contextlib.suppress(OSError), open(path, "w") as file:  # noqa: PTH123
+                file.write(text)
         for root in self.rmtree:
             shutil.rmtree(root, ignore_errors=True)
 

@@ -66,7 +66,7 @@ class ControlledCluster(Cluster):
     @property
     def logs(self) -> Path:
         """Folder with a log file for each component."""
-        return self._plane.log
+        return self.directory / "log"
 
     def wait_ready(self) -> None:
         """Waits until the API server is ready, as after a restart."""

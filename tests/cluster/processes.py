@@ -53,15 +53,15 @@ class Keeper:
     def at_end(
         self,
         *,
-        write: Sequence[tuple[Path, str]] = (),
         rmdir: Sequence[Path] = (),
+        write: Sequence[tuple[Path, str]] = (),
         rmtree: Sequence[Path] = (),
     ) -> None:
         """Names what to clear up when all processes have ended, in this order.
 
         Args:
-            write: files to write, for settings to give back.
             rmdir: roots of trees of control groups.
+            write: files to write, for settings to give back.
             rmtree: folders.
         """
         self._ask(
