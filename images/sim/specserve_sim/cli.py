@@ -36,6 +36,7 @@ class BadCommandLine(ValueError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = given.pop(0) if given and given[0] in COMMANDS else "serve"
     try:

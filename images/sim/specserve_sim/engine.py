@@ -22,7 +22,7 @@ from specserve_engine.listener import Listener
 from specserve_engine.rounds import RoundStats
 from specserve_sim.behaviour import WELL, Behaviour, Load
 from specserve_sim.model import Request, Round, Scheduler, upstream_default
-from specserve_sim.profile import REFERENCE_STEPS, load_profile
+from specserve_sim.profile import REFERENCE_STEPS, load_profile, position_probability
 from specserve_sim.ranks import SimRanks
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class EngineConfig:
         data_parallel: groups; requests go to the least loaded one.
         max_running_requests: most requests decoding together, over all groups; None takes
             SGLang's own limit, 48 with a draft.
-        algorithm: speculative algorithm; None is a server without a draft.
+        algorithm: speculative algorithm; None is a server without a draft. All are given the
+            round times of the profile, whatever they were measured with.
         topk: branches of the draft tree; live control needs 1.
         steps: step counts prepared for live control.
         initial_steps: draft steps of an engine that cannot be controlled.
@@ -113,6 +114,9 @@ class EngineConfig:
             raise ValueError("time_scale is not positive")
         if self.max_running_requests is not None and self.max_running_requests < 1:
             raise ValueError("max_running_requests is below 1")
+        if self.initial_steps < 1:
+            raise ValueError("initial_steps is below 1")
+        position_probability(self.accept_length)
 
     @property
     def running_cap(self) -> int:
