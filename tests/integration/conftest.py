@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.apiclient import ApiError
 from tests.cluster.light import light_cluster as start_light_cluster
+from tests.integration.api import Api
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator_process import OperatorProcess, install
+from tests.integration.stage import Stage, make_node
 
 CRDS = Path(__file__).resolve().parents[2] / "crds"
 
@@ -26,4 +32,83 @@ def namespace(light_cluster):
     path = "/api/v1/namespaces"
     light_cluster.api.request("POST", path, {"metadata": {"name": name}})
     yield name
-    light_cluster.api.request("DELETE", f"{path}/{name}")
+    with contextlib.suppress(ApiError):  # a test may have deleted it
+        light_cluster.api.request("DELETE", f"{path}/{name}")
+
+
+@pytest.fixture(scope="session")
+def served_cluster(light_cluster):
+    """The cluster with a node for engine pods."""
+    make_node(light_cluster, "gpu-node", gpus=1000)
+    return light_cluster
+
+
+@pytest.fixture(scope="session")
+def rights(served_cluster):
+    """A kubeconfig of the operator's own account."""
+    return install(served_cluster)
+
+
+class _Seat:
+    """Where the operator that most tests share sits; free while a test runs operators itself."""
+
+    process: OperatorProcess | None = None
+
+    def clear(self):
+        if self.process is not None:
+            self.process.kill()
+        self.process = None
+
+
+@pytest.fixture(scope="session")
+def _seat():
+    seat = _Seat()
+    yield seat
+    seat.clear()
+
+
+@pytest.fixture
+async def operator(served_cluster, rights, _seat):
+    """The operator that most tests share: cluster-wide, default settings."""
+    if _seat.process is None or not _seat.process.running:
+        _seat.process = OperatorProcess(served_cluster, rights)
+    await _seat.process.leads()
+    return _seat.process
+
+
+@pytest.fixture
+def start_operator(served_cluster, rights, _seat):
+    """Start operators that are the test's own; no other one runs meanwhile."""
+    if _seat.process is not None and _seat.process.running:
+        _seat.clear()
+    lease = f"own-{next(_numbers)}"
+    started = []
+
+    def start(**settings):
+        process = OperatorProcess(served_cluster, rights, lease_name=lease, **settings)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+async def api(light_cluster):
+    """The API server, with an administrator's rights."""
+    async with Api(light_cluster) as client:
+        yield client
+
+
+@pytest.fixture
+async def kubelet(api, served_cluster, namespace, tmp_path):
+    """Pods of the test's namespace run, their engines are simulated."""
+    async with Kubelet(api, namespace, tmp_path) as played:
+        yield played
+
+
+@pytest.fixture
+def stage(api, served_cluster, namespace, kubelet):
+    """What a test acts with."""
+    return Stage(api, served_cluster, namespace, kubelet)

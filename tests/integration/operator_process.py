@@ -1,0 +1,147 @@
+"""The operator as its users run it: a process of its own, with its ServiceAccount's rights."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.integration.api import eventually
+
+if TYPE_CHECKING:
+    from tests.cluster.light import ControlledCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+RIGHTS = ROOT / "examples" / "install" / "rbac.yaml"
+NAMESPACE = "specserve-system"
+ACCOUNT = "specserve-operator"
+USER = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
+START_SECONDS = 20.0
+STOP_SECONDS = 15.0
+
+_numbers = itertools.count(1)
+_LEVEL = re.compile(r"^\S+ \S+ (\w+) ")
+
+
+def install(cluster: ControlledCluster) -> Path:
+    """Create the operator's account and rights; returns a kubeconfig that has no others."""
+    cluster.apply(RIGHTS)
+    return cluster.kubeconfig_for(ACCOUNT, NAMESPACE)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class OperatorProcess:
+    """One operator process.
+
+    Args:
+        cluster: What it works on.
+        kubeconfig: Whose rights it has.
+        settings: Further SPECSERVE_OPERATOR_ variables, without the prefix, in lower case.
+    """
+
+    def __init__(self, cluster: ControlledCluster, kubeconfig: Path, **settings: str) -> None:
+        number = next(_numbers)
+        self.identity = f"operator-{number}"
+        self.log = cluster.logs / f"{self.identity}.log"
+        self.port = _free_port()
+        given = {
+            "namespace": NAMESPACE,
+            "identity": self.identity,
+            "http_port": str(self.port),
+            **settings,
+        }
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "specserve.cli", "run"],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT / "operator"),
+                    "KUBECONFIG": str(kubeconfig),
+                    **{f"SPECSERVE_OPERATOR_{key.upper()}": v for key, v in given.items()},
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    async def leads(self, within: float = START_SECONDS) -> None:
+        """Wait until this process is the leader and all that it watches is listed."""
+
+        async def leading() -> bool:
+            assert self.running, self.tail()
+            return await self.value("specserve_leader") == 1
+
+        await eventually(leading, within, f"{self.identity} to lead")
+
+    async def answers(self, within: float = START_SECONDS) -> None:
+        """Wait until the process says that it is ready, leader or not."""
+
+        async def ready() -> bool:
+            assert self.running, self.tail()
+            return await self.probe("/readyz") == 200
+
+        await eventually(ready, within, f"{self.identity} to be ready")
+
+    async def probe(self, at: str) -> int:
+        """The HTTP status of a path; 0 without an answer."""
+        try:
+            async with aiohttp.request("GET", f"http://127.0.0.1:{self.port}{at}") as answer:
+                return answer.status
+        except aiohttp.ClientError:
+            return 0
+
+    async def value(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels; 0 if there are none."""
+        try:
+            async with aiohttp.request("GET", f"http://127.0.0.1:{self.port}/metrics") as answer:
+                text = await answer.text()
+        except aiohttp.ClientError:
+            return 0.0
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def lines(self, *levels: str) -> list[str]:
+        """Lines of its log, those of some levels or all."""
+        found = self.log.read_text(errors="replace").splitlines()
+        if not levels:
+            return found
+        return [line for line in found if (m := _LEVEL.match(line)) and m[1] in levels]
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.lines()[-15:])
+
+    async def stop(self) -> int:
+        """Ask it to end, as its kubelet would; returns its exit status."""
+        self._process.send_signal(signal.SIGTERM)
+        return await asyncio.to_thread(self._process.wait, STOP_SECONDS)
+
+    def kill(self) -> None:
+        """End it as a lost node would."""
+        self._process.kill()
+        self._process.wait()
