@@ -3,20 +3,23 @@
 Shapes as real servers give them (SGLang 0.5.16 and 0.5.23). Pure: text and JSON in, values or
 `Unreadable` out. Absent, NaN or negative is never zero.
 
-Series of one pod: data-parallel ranks hold shares, which add up; tensor- and pipeline-parallel
-ranks hold copies of their data-parallel rank's value, of which the largest counts.
+Series of one pod: data-parallel ranks hold shares, which add up, and so do the parts that a
+label such as `is_streaming` splits a count into; tensor-, pipeline- and expert-parallel ranks hold
+copies of their data-parallel rank's value, of which the largest counts.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from prometheus_client.parser import text_string_to_metric_families
 
+#: The largest count that every JSON reader keeps exact; what is above it counts nothing.
+_LARGEST = 2**53 - 1
+
 
 class Unreadable(Exception):
-    """An answer holds no load that can be trusted; the message says what was looked for."""
+    """An answer holds nothing that can be trusted; the message says what was looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +61,18 @@ def from_loads(body: Any) -> Reading:
     entries = body.get("loads") if isinstance(body, dict) else None
     if not isinstance(entries, list) or not entries:
         raise Unreadable("/v1/loads has no entry under loads")
-    by_rank: dict[int, Mapping[str, Any]] = {}
+    by_rank: dict[object, Mapping[str, Any]] = {}
     for position, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise Unreadable("/v1/loads has an entry that is no object")
         rank = entry.get("dp_rank")
-        by_rank[rank if isinstance(rank, int) else position] = entry
+        by_rank[rank if isinstance(rank, int) else ("entry", position)] = entry
     shares = list(by_rank.values())
     capacities = [_optional(share, "max_running_requests") for share in shares]
     stamps = [share.get("timestamp") for share in shares]
     return Reading(
         # The oldest share decides: the sum is no fresher than it.
-        stamp=min((s for s in stamps if _finite(s)), default=None),
+        stamp=min((s for s in stamps if _countable(s)), default=None),
         running=sum(_count(share, "num_running_reqs") for share in shares),
         queued=sum(_count(share, "num_waiting_reqs") for share in shares),
         capacity=None if None in capacities else sum(c for c in capacities if c is not None),
@@ -93,8 +96,11 @@ def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Rea
     found: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in wanted}
     foreign = False
     seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+    # Of some hundred kilobytes only a few lines matter, and only they need to be well-formed.
+    beginnings = tuple(wanted)
+    lines = [line for line in text.splitlines() if _plain(line).startswith(beginnings)]
     try:
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families("\n".join(lines)):
             for name, labels, value, *_ in family.samples:
                 plain = _plain(name)
                 if plain not in found:
@@ -126,35 +132,47 @@ def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Rea
 
 
 def _total(series: Iterable[tuple[Mapping[str, str], float]], name: str) -> int:
-    """Add up the shares of data-parallel ranks, each the largest of its copies."""
+    """Add up the shares, each the largest of its copies."""
     items = list(series)
+    if len({labels.get("pid") for labels, _ in items}) > 1:
+        # One of them may be of a process that is no more, and nothing says which.
+        raise Unreadable(f"{name} has series of several processes (label pid)")
     # With request priorities on, the series without one holds the total of the others.
     whole = [item for item in items if not item[0].get("priority")]
-    shares: dict[tuple[str, str], float] = {}
+    shares: dict[frozenset[tuple[str, str]], float] = {}
     for labels, value in whole or items:
-        if not _finite(value) or value < 0:
+        if not _countable(value):
             raise Unreadable(f"{name} is {value}")
-        key = (labels.get("dp_rank", ""), "" if whole else labels["priority"])
-        shares[key] = max(value, shares.get(key, 0.0))
+        share = frozenset(item for item in labels.items() if not _copies(item[0]))
+        shares[share] = max(value, shares.get(share, 0.0))
     if not shares:
         raise Unreadable(f"/metrics has no series {name} or {_plain(name)}")
     return round(sum(shares.values()))
+
+
+def _copies(label: str) -> bool:
+    """Whether the label tells copies of one value apart: tp_rank, pp_rank, moe_ep_rank."""
+    return label.endswith("_rank") and label != "dp_rank"
 
 
 def _plain(name: str) -> str:
     return name.replace(":", "_")
 
 
-def _finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _countable(value: object) -> TypeGuard[float]:
+    return _number(value) and 0 <= value <= _LARGEST  # NaN compares false with everything
 
 
 def _count(entry: Mapping[str, Any], field: str) -> int:
     value = entry.get(field)
-    if not _finite(value) or value < 0:
-        raise Unreadable(f"/v1/loads: {field} is {value!r}")
+    if not _countable(value):
+        raise Unreadable(f"/v1/loads: {field} is {str(value)[:40]!r}")
     return round(value)
 
 
 def _optional(entry: Mapping[str, Any], field: str) -> int | None:
-    return _count(entry, field) if field in entry else None
+    return None if entry.get(field) is None else _count(entry, field)
