@@ -192,9 +192,10 @@ async def test_sigterm_lets_streams_end_and_then_exits_with_0(credentials):
         assert await asyncio.wait_for(engine.wait(), 10) == 0
 
 
-async def test_every_address_is_served_over_both_families(credentials):
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+async def test_every_address_is_served_over_both_families(credentials, host):
     port, admin_port = free_port(), free_port()
-    arguments = ["--host=::", f"--port={port}"]
+    arguments = ["--host", host, f"--port={port}"]
     async with (
         process(credentials, *arguments, admin_port=admin_port) as engine,
         aiohttp.ClientSession() as session,
@@ -204,9 +205,9 @@ async def test_every_address_is_served_over_both_families(credentials):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
             hosts.append("[::1]")
-        for host in hosts:
+        for name in hosts:
             for where in (port, admin_port):
-                async with session.get(f"http://{host}:{where}/health") as answer:
+                async with session.get(f"http://{name}:{where}/health") as answer:
                     assert answer.status == 200
 
 

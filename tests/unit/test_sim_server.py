@@ -245,6 +245,11 @@ async def test_bad_requests_are_refused_and_leave_nothing_behind(client, body):
     assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 0)
 
 
+async def test_a_stream_of_several_prompts_is_refused(client):
+    chunks = await client.stream(text=["a", "b"])
+    assert "single prompts" in chunks[0]["error"]["message"]
+
+
 async def test_a_bad_section_is_the_500_it_is_upstream(client):
     assert (await client.send("GET", "/v1/loads?include=bogus"))[0] == 500
 
@@ -473,6 +478,17 @@ async def test_frozen_figures_stay_what_they_were(client):
         assert value == 0
         await client.behave()
         assert (await client.get("/v1/loads"))[1]["loads"][0]["num_running_reqs"] == 1
+
+
+async def test_a_restart_while_frozen_or_stalled_changes_neither(client):
+    await client.behave(frozen=True, stalled=True)
+    await client.send("POST", "/sim/v1/restart")
+    waiting = asyncio.create_task(client.generate())
+    for _ in range(3):
+        assert (await client.get("/v1/loads"))[1]["loads"][0]["num_waiting_reqs"] == 0
+    assert not waiting.done()
+    await client.behave()
+    assert (await waiting)[0] == 200
 
 
 async def test_a_stalled_scheduler_queues_everything_and_goes_on_where_it_was(client):

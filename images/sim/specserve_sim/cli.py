@@ -193,7 +193,7 @@ def _secret(value: Any) -> str | None:
 async def _serve(given: Sequence[str], settings: Settings) -> int:
     options = parse(parser(), given)
     config = config_from(options, settings)
-    everywhere = options.host in ("::", WILDCARD)
+    everywhere = options.host in ("", "::", WILDCARD)
     host = "::" if everywhere else options.host
     ending = _ending()
     _log.info("%s: %s, profile %s", NAME, config.served_model_name, config.profile)

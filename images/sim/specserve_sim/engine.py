@@ -347,8 +347,8 @@ class SimEngine:
         self.born = time.monotonic()
         self.born_wall = time.time()
         self.counters: Counter[tuple[str, ...]] = Counter()
-        self.frozen_gauges: list[Gauges] | None = None
-        self.frozen_loads: list[GroupLoad] | None = None
+        self._frozen_gauges: list[Gauges] | None = None
+        self._frozen_loads: list[GroupLoad] | None = None
         self._groups: list[Group] | None = None
         self._control: Control | None = None
         self._listener: Listener | None = None
@@ -383,6 +383,7 @@ class SimEngine:
         for ticket in self._tickets.values():
             ticket.lost = True
             ticket.news.set()
+        self._left.set()
         self.draining = False
         self._boot()
 
@@ -556,10 +557,11 @@ class SimEngine:
     def behave(self, behaviour: Behaviour) -> None:
         """Behave so from now on."""
         self.advance()
-        self.frozen_gauges = self.frozen_loads = None
-        if behaviour.frozen:
-            self.frozen_gauges, self.frozen_loads = self.gauges(), self.loads()
+        self._frozen_gauges = self._frozen_loads = None
         self.behaviour = behaviour
+        if behaviour.frozen:
+            self.gauges()
+            self.loads()
         self._behave()
         if self._groups is not None:
             self.advance()
@@ -595,9 +597,14 @@ class SimEngine:
         return _share(load.running, group.index, self), _share(load.queued, group.index, self)
 
     def gauges(self) -> list[Gauges]:
-        """Return what /metrics shows of each group."""
-        if self.frozen_gauges is not None:
-            return self.frozen_gauges
+        """Return what /metrics shows of each group; if frozen, what it showed first."""
+        if not self.behaviour.frozen:
+            return self._gauges()
+        if self._frozen_gauges is None:
+            self._frozen_gauges = self._gauges()
+        return self._frozen_gauges
+
+    def _gauges(self) -> list[Gauges]:
         self.advance()
         shown = []
         for group in self.groups:
@@ -611,9 +618,14 @@ class SimEngine:
         return shown
 
     def loads(self) -> list[GroupLoad]:
-        """Return what /v1/loads shows of each group."""
-        if self.frozen_loads is not None:
-            return self.frozen_loads
+        """Return what /v1/loads shows of each group; if frozen, what it showed first."""
+        if not self.behaviour.frozen:
+            return self._loads()
+        if self._frozen_loads is None:
+            self._frozen_loads = self._loads()
+        return self._frozen_loads
+
+    def _loads(self) -> list[GroupLoad]:
         self.advance()
         shown = []
         for group in self.groups:
