@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,12 +131,21 @@ class Resolver:
         return found
 
     def _prepare(self, missing: list[str], folder: Path) -> None:
+        for left in folder.glob(".*"):  # by a process that was killed: the lock is ours
+            shutil.rmtree(left)
         try:
             self._download(missing, folder)
-        except releases.DownloadError as error:
+        except releases.DownloadError as download:
             # The build makes all of them at once, so the first failure ends the downloads.
-            self._progress.note(f"{error}\nNo official release: building from Go modules instead")
-            self._build(self._versions, folder, self._progress)
+            self._progress.note(f"{download}\nBuilding from Go modules instead")
+            try:
+                self._build(self._versions, folder, self._progress)
+            except ClusterError as build:
+                raise ClusterError(
+                    "preparing the Kubernetes binaries",
+                    f"no way led to {', '.join(missing)}\n- {download}\n- {build}",
+                    "Or put binaries into a folder and name it in KUBEBUILDER_ASSETS.",
+                ) from build
 
     def _download(self, missing: list[str], folder: Path) -> None:
         for release in self._wanted(missing):

@@ -35,11 +35,9 @@ class Builder:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, context: Path, name: str, arguments: Mapping[str, str]) -> None:
-        """Builds the Dockerfile of a folder, without network and without pulling what is there."""
+        """Builds the Dockerfile of a folder, without network."""
         options = [f"--build-arg={key}={value}" for key, value in arguments.items()]
-        if self.kind != "buildah":  # whose isolation here has no network namespace of its own
-            options.append("--network=none")
-        self._run("build", "--tag", name, *options, str(context))
+        self._run("build", "--network=none", "--tag", name, *options, str(context))
 
     def has(self, name: str) -> bool:
         """Whether the image is in this tool's store."""
@@ -59,6 +57,10 @@ class Builder:
             self._run("save", "--format=oci-archive", "--output", str(archive), name)
         else:
             self._run("save", "--output", str(archive), name)
+
+    def remove(self, name: str) -> None:
+        """Removes an image from this tool's store."""
+        self._run("rmi", name)
 
     def push(self, archive: Path, name: str, target: str) -> None:
         """Pushes the image of an archive under another name.

@@ -79,6 +79,7 @@ def simulator(progress: Progress) -> Path:
             progress.start(f"Building {name} with {tool.kind}", "about 20 s")
             tool.build(context, name, {"BASE": base, "REVISION": tag})
             tool.save(name, Path(scratch) / "image.tar")
+            tool.remove(name)  # the archive is what is used; stores only grow
             (Path(scratch) / "image.tar").replace(archive)
             progress.finish()
         for old in folder.glob("specserve-sim-*.tar"):
