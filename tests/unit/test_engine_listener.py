@@ -38,11 +38,18 @@ class OneRank:
         self.obeyed = []
         self.failures = []
         self.moved = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.commits = asyncio.Event()
+        self.commits.set()
+        self.reads = asyncio.Event()
+        self.reads.set()
 
     async def prepare(self, _order, _deadline):
         return [Vote(0, 0, Verdict.YES)]
 
     async def commit(self, order, _deadline):
+        self.asked.set()
+        await self.commits.wait()
         if self.failures:
             raise self.failures.pop()
         self.obeyed.append(order)
@@ -53,7 +60,10 @@ class OneRank:
         pass
 
     async def read(self, _deadline):
-        return [GroupState((RankState(0, self.obeyed[-1].epoch if self.obeyed else 0),))]
+        epoch = self.obeyed[-1].epoch if self.obeyed else 0
+        self.asked.set()
+        await self.reads.wait()
+        return [GroupState((RankState(0, epoch),))]
 
 
 @pytest.fixture
@@ -82,6 +92,13 @@ async def put(port, body=BODY, host="127.0.0.1"):
     url = f"http://{host}:{port}/v1/speculation"
     async with aiohttp.request("PUT", url, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
+
+
+async def get(port):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    url = f"http://127.0.0.1:{port}/v1/speculation"
+    async with aiohttp.request("GET", url, headers=headers) as answer:
+        return await answer.json()
 
 
 class Clock:
@@ -124,6 +141,47 @@ async def test_a_renewal_moves_the_watchdog(tokens):
         listener._moved.set()
         assert (await put(port, {**BODY, "leaseSeconds": 60}))[0] == 200
     assert ranks.obeyed == [Order(1, ranks.obeyed[0].setting)]
+
+
+async def test_a_fallback_waits_for_the_order_under_way(tokens, caplog):
+    clock = Clock()
+    _, ranks, listener = engine(tokens, clock=clock)
+    async with hosted(listener.app) as port:
+        await put(port)
+        ranks.commits.clear()
+        ranks.asked.clear()
+        under_way = asyncio.create_task(put(port, {**BODY, "epoch": 2, "deadlineMs": 10_000}))
+        await ranks.asked.wait()
+        clock.ahead = 60.0
+        ranks.moved.clear()
+        listener._moved.set()
+        await asyncio.sleep(0.05)  # the watchdog has woken, and nothing can be seen of it
+        assert len(ranks.obeyed) == 1
+        ranks.commits.set()
+        assert (await under_way)[0] == 200
+        async with asyncio.timeout(2):
+            while len(ranks.obeyed) < 3:
+                ranks.moved.clear()
+                await ranks.moved.wait()
+    assert [order.epoch for order in ranks.obeyed] == [1, 2, 3]
+    assert "could not be ordered" not in caplog.text
+
+
+async def test_what_was_read_before_a_doubt_does_not_settle_it(tokens):
+    control, ranks, listener = engine(tokens)
+    async with hosted(listener.app) as port:
+        ranks.failures = [ConnectionError("cut")]
+        assert (await put(port))[0] == 504
+        ranks.reads.clear()
+        ranks.asked.clear()
+        early = asyncio.create_task(get(port))
+        await ranks.asked.wait()
+        ranks.failures = [ConnectionError("cut")]
+        assert (await put(port, {**BODY, "epoch": 2}))[0] == 504
+        ranks.reads.set()
+        assert (await early)["unresolvedEpoch"] == 2
+        assert control.doubtful.epoch == 2
+        assert (await get(port))["unresolvedEpoch"] is None
 
 
 async def test_the_watchdog_outlives_an_error(tokens, monkeypatch, caplog):

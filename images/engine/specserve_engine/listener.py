@@ -239,8 +239,8 @@ class Listener:
     async def _read_back(self, deadline: float) -> dict[str, Any]:
         doubtful = self._control.doubtful
         groups = await self._groups(deadline)
-        # What was read tells of the doubt only if nothing was sent to the ranks since.
-        if doubtful is not None and doubtful is self._control.doubtful and not self._turn.locked():
+        # What was read tells nothing of an order that came to be in doubt meanwhile.
+        if doubtful is not None and doubtful is self._control.doubtful:
             self._control.resolve(state.epoch for group in groups for state in group.ranks)
             self._moved.set()
         return {**self._control.read_back(self._clock()), "groups": groups_json(groups)}
