@@ -1,0 +1,196 @@
+"""Writes what the chart holds of other sources: CRD, values schema and README.
+
+`python -m tests.chart.generate` writes the files; git tells whether they differ.
+
+- templates/crd.yaml is crds/*.yaml with a switch around it and annotations inside.
+- values.schema.json and the table of README.md come from values.yaml and its comments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "specserve"
+
+_CRD_HEAD = """\
+{{- /* Made by `make generate` from crds/. A template, because Helm never upgrades what lies in a
+chart's folder crds/. */}}
+{{- if eq "true" (include "specserve.on" (list .Values.crds "enabled")) }}
+"""
+_CRD_ANNOTATIONS = """\
+metadata:
+  {{- $keep := eq "true" (include "specserve.on" (list .Values.crds "keep")) }}
+  {{- if or $keep (.Values.crds).annotations }}
+  annotations:
+    {{- if $keep }}
+    helm.sh/resource-policy: keep
+    {{- end }}
+    {{- with (.Values.crds).annotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+"""
+
+#: Values whose keys are not the chart's: handed on to Kubernetes, or shared with other charts.
+_OPEN = {
+    "global",
+    "resources",
+    "podSecurityContext",
+    "securityContext",
+    "startupProbe",
+    "livenessProbe",
+    "readinessProbe",
+}
+_NAMES = {"type": "string", "pattern": r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"}
+_MORE: dict[str, dict[str, Any]] = {
+    "operator.logLevel": {"enum": ["DEBUG", "INFO", "WARNING", "ERROR", None]},
+    "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never", None]},
+    "image.digest": {"pattern": "^($|sha256:[0-9a-f]{64}$)"},
+    "watchNamespaces": {"items": _NAMES},
+    "replicas": {"maximum": 10},
+    "service.port": {"minimum": 1, "maximum": 65535},
+    "global.imagePullSecrets": {"items": {"type": "object", "required": ["name"]}},
+    "imagePullSecrets": {"items": {"type": "object", "required": ["name"]}},
+    "engineDefaults.imagePullSecrets": {"items": {"type": "object", "required": ["name"]}},
+    "operator.samplesPerSecond": {"minimum": 1},
+    "operator.readBackSeconds": {"type": ["number", "null"], "minimum": 1},
+    "operator.workers": {"minimum": 1},
+    "operator.apiConnections": {"minimum": 4},
+    "leaderElection.leaseSeconds": {"type": ["number", "null"], "minimum": 1},
+    "leaderElection.renewSeconds": {"type": ["number", "null"], "minimum": 1},
+    "leaderElection.retrySeconds": {"type": ["number", "null"], "minimum": 0.1},
+    "podDisruptionBudget.maxUnavailable": {"type": ["integer", "string", "null"]},
+}
+_TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One line of values.yaml.
+
+    Attributes:
+        path: keys joined by dots.
+        default: its value.
+        text: the comment above it.
+        leaf: whether it stands in the table: not a map that is explained key by key.
+    """
+
+    path: str
+    default: Any
+    text: str
+    leaf: bool
+
+
+def values(text: str) -> list[Value]:
+    """The values with their comments, in the order of the file."""
+    defaults = yaml.safe_load(text)
+    found: list[Value] = []
+    comment: list[str] = []
+    path: list[str] = []
+    for line in text.splitlines():
+        if remark := re.match(r"\s*# ?(.*)", line):
+            comment.append(remark[1])
+            continue
+        key = re.match(r"(\s*)([A-Za-z]+):", line)
+        if key is None:
+            comment = []
+            continue
+        path = [*path[: len(key[1]) // 2], key[2]]
+        default = defaults
+        for part in path:
+            default = default[part]
+        if comment or not (isinstance(default, str | int | list)):
+            leaf = bool(comment)
+            if not any(one.leaf and ".".join(path).startswith(f"{one.path}.") for one in found):
+                found.append(Value(".".join(path), default, " ".join(comment), leaf))
+        comment = []
+    return found
+
+
+def undocumented(text: str) -> list[str]:
+    """Paths of values that no comment explains."""
+    explained = {one.path for one in values(text) if one.leaf}
+
+    def walk(node: Any, path: str) -> list[str]:
+        if path in explained:
+            return []
+        if isinstance(node, dict) and node:
+            return [each for key, v in node.items() for each in walk(v, f"{path}.{key}".lstrip("."))]
+        return [path]
+
+    return walk(yaml.safe_load(text), "")
+
+
+def schema(text: str) -> dict[str, Any]:
+    """JSON schema of the values. Null stands for "left out" everywhere."""
+    texts = {one.path: one.text for one in values(text)}
+
+    def node(default: Any, path: str) -> dict[str, Any]:
+        out: dict[str, Any] = {"type": [_TYPES[type(default)], "null"]}
+        if texts.get(path):
+            out["description"] = texts[path]
+        if type(default) is int:
+            out["minimum"] = 0
+        if isinstance(default, dict) and default:
+            if path in _OPEN - {"global"}:
+                return out
+            out["properties"] = {k: node(v, f"{path}.{k}".lstrip(".")) for k, v in default.items()}
+            if path not in _OPEN:
+                out["additionalProperties"] = False
+        return {**out, **_MORE.get(path, {})}
+
+    root = node(yaml.safe_load(text), "")
+    root["type"] = "object"
+    # A parent chart adds the two that Helm itself knows.
+    root["properties"] |= {"enabled": {}, "tags": {}}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **root}
+
+
+def table(text: str) -> str:
+    """The table of README.md."""
+    rows = ["| value | default | what it is |", "| --- | --- | --- |"]
+    for one in values(text):
+        if one.leaf:
+            default = json.dumps(one.default).replace("|", "\\|")
+            shown = f"`{default}`" if len(default) < 60 else "see values.yaml"
+            rows.append(f"| `{one.path}` | {shown} | {one.text} |")
+    return "\n".join(rows)
+
+
+def crd() -> str:
+    """The template of the CustomResourceDefinitions."""
+    parts = []
+    for file in sorted((ROOT / "crds").glob("*.yaml")):
+        body = "".join(line for line in file.read_text().splitlines(True) if line[0] != "#")
+        # Helm would take the braces of an example for its own.
+        body = body.replace("{{", '{{ "{{" }}')
+        parts.append("---\n" + body.replace("metadata:\n", _CRD_ANNOTATIONS, 1))
+    return _CRD_HEAD + "".join(parts) + "{{- end }}\n"
+
+
+def readme(text: str) -> str:
+    """README.md with a new table between its two marks."""
+    before, mark, rest = (CHART / "README.md").read_text().partition("<!-- values -->\n")
+    _, end, after = rest.partition("<!-- end of values -->\n")
+    assert mark, "README.md has lost the mark of its table"
+    assert end, "README.md has lost the end of its table"
+    return before + mark + table(text) + "\n" + end + after
+
+
+def main() -> None:
+    """Writes the files."""
+    text = (CHART / "values.yaml").read_text()
+    (CHART / "templates" / "crd.yaml").write_text(crd())
+    (CHART / "values.schema.json").write_text(json.dumps(schema(text), indent=2) + "\n")
+    (CHART / "README.md").write_text(readme(text))
+
+
+if __name__ == "__main__":
+    main()
