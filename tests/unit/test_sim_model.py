@@ -69,12 +69,20 @@ def test_a_profile_of_one_column_gives_that_column(profile, batch, measured):
     assert closed_loop(profile, batch, 3, 2.5) == pytest.approx(measured, rel=0.05)
 
 
-@pytest.mark.parametrize("draft_kv", ["warm", "cold"])
-@pytest.mark.parametrize("batch", [1, 10, 50, 250])
-def test_off_costs_what_it_costs(batch, draft_kv):
-    expected = load_profile("h200-b").throughput(batch, 0, 2.5, draft_kv)
+@pytest.mark.parametrize(
+    ("batch", "draft_kv", "share", "plain"),
+    [
+        (1, "warm", 0.67, 204),
+        (1, "cold", 0.98, 204),
+        (32, "warm", 0.84, 5415),
+        (32, "cold", 0.97, 5415),
+        (250, "warm", 0.90, 17295),
+        (250, "cold", 0.99, 17295),
+    ],
+)
+def test_off_keeps_the_share_of_the_plain_server_that_was_measured(batch, draft_kv, share, plain):
     measured = closed_loop("h200-b", batch, 0, 2.5, draft_kv=draft_kv)
-    assert measured == pytest.approx(expected, rel=0.05)
+    assert measured == pytest.approx(share * plain, rel=0.02)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
