@@ -16,6 +16,7 @@ import pytest
 
 from specserve_engine.environ import settings_from
 from specserve_sim.cli import BadCommandLine, config_from, main, parse, parser
+from specserve_sim.launch import running_engine
 
 # What the operator renders for a pod, roughly: the simulated engine knows some of it.
 RENDERED = [
@@ -83,6 +84,18 @@ def test_what_cannot_be_controlled_says_why(arguments, reason):
     assert not capability.controllable
     assert reason in capability.reason
     assert capability.available_steps == ()
+
+
+@pytest.mark.parametrize(("algorithm", "drafted"), [("NGRAM", True), ("NONE", False)])
+async def test_an_engine_without_live_control_serves_with_the_steps_it_has(algorithm, drafted):
+    # The operator prepares 0 only where nothing can be switched.
+    config = configure(f"--speculative-algorithm={algorithm}", SPECSERVE_STEPS="0")
+    async with running_engine(config) as running, aiohttp.ClientSession() as session:
+        body = {"text": "x", "sampling_params": {"max_new_tokens": 30}}
+        async with session.post(f"{running.url}/generate", json=body) as answer:
+            meta = (await answer.json())["meta_info"]
+    assert meta["completion_tokens"] == 30
+    assert (meta.get("spec_num_correct_drafts", 0) > 0) is drafted
 
 
 def test_keys_come_from_a_file_and_the_command_line_wins(tmp_path):

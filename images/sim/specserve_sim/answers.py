@@ -168,9 +168,9 @@ class Generation:
             "weight_versions": [{"version": "default", "start": 0, "end": request.tokens}],
             "e2e_latency": (ended - request.arrived) / scale,
         }
-        if engine.config.algorithm is not None:
+        steps = engine.config.first_steps
+        if steps is not None:
             verifies = request.verifies
-            steps = max(engine.config.steps or (engine.config.initial_steps,))
             # As upstream counts them: drafts of the start-up width in every round, whatever the
             # width was.
             proposed = verifies * steps

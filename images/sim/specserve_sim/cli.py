@@ -17,7 +17,7 @@ import yaml
 from specserve_engine.environ import POD_UID, BadEnvironment, Settings, settings_from
 from specserve_sim.engine import NAME, EngineConfig
 from specserve_sim.launch import WILDCARD, addresses, running_engine, running_fleet
-from specserve_sim.profile import ProfileError, load_profile, profile_names
+from specserve_sim.profile import REFERENCE_STEPS, ProfileError, load_profile, profile_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -156,7 +156,6 @@ def config_from(options: argparse.Namespace, settings: Settings) -> EngineConfig
     """
     load_profile(options.sim_profile)
     algorithm = options.speculative_algorithm
-    most = max(settings.steps)
     try:
         return EngineConfig(
             served_model_name=options.served_model_name or options.model_path,
@@ -168,7 +167,7 @@ def config_from(options: argparse.Namespace, settings: Settings) -> EngineConfig
             algorithm=None if algorithm in (None, "NONE") else algorithm,
             topk=options.speculative_eagle_topk,
             steps=settings.steps,
-            initial_steps=options.speculative_num_steps or most,
+            initial_steps=options.speculative_num_steps or max(settings.steps) or REFERENCE_STEPS,
             accept_length=options.sim_accept_length,
             recovery_rounds=options.sim_recovery_rounds,
             time_scale=options.sim_time_scale,

@@ -126,6 +126,13 @@ class EngineConfig:
             total = CAP_WITHOUT_DRAFT if self.algorithm is None else CAP_WITH_DRAFT
         return max(1, total // self.data_parallel)
 
+    @property
+    def first_steps(self) -> int | None:
+        """Draft steps at the start, which are the most there will be; None without a draft."""
+        if self.algorithm is None:
+            return None
+        return max(self.steps) if self.capability().controllable else self.initial_steps
+
     def capability(self) -> Capability:
         """Return what can be controlled in the live engine, or why nothing can."""
         if self.algorithm is None:
@@ -197,18 +204,16 @@ class Group:
         self.epochs = [0] * config.tensor_parallel
         self.rounds_at_order = 0
         self.auto = upstream_default(config.steps or (config.initial_steps,))
-        controllable = config.capability().controllable
-        first = max(config.steps) if controllable else config.initial_steps
         self.scheduler = Scheduler(
             load_profile(config.profile),
             max_running=config.running_cap,
             rng=Random(f"{config.seed}/{salt}/{index}"),  # noqa: S311 - a model, no secret
             accept_length=config.accept_length,
-            steps=None if config.algorithm is None else first,
+            steps=config.first_steps,
             recovery_rounds=config.recovery_rounds,
             on_round=self._observe,
         )
-        if controllable:
+        if config.capability().controllable:
             self.scheduler.choose_steps = self.auto
         self.wall: Callable[[float], float] = lambda seconds: seconds
         self._window_rounds = self._window_tokens = self._window_won = self._window_verifies = 0
