@@ -26,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ClusterError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:

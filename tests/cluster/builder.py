@@ -76,7 +76,11 @@ class Builder:
             self._run("push", target)
         else:
             self._run("pull", f"oci-archive:{archive}")
-            self._run("push", name, f"docker://{target}")
+            # What docker does by itself: local registries speak plain HTTP.
+            local = target.split(":", maxsplit=1)[0] == "localhost" or target.startswith("127.")
+            plain = ("--tls-verify=false",) if local else ()
+            self._run("push", *plain, name, f"docker://{target}")
+            self.remove(name)
 
     def _run(self, *arguments: str) -> None:
         done = self._call(*arguments)

@@ -204,6 +204,28 @@ def test_a_component_that_ends_at_once_is_shown_with_its_log(tmp_path: Path) -> 
         light_cluster(tmp_path, apiserver_arguments=["--nonsense"])
 
 
+def command_line(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.cluster", *arguments],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_a_command_runs_beside_a_light_cluster(tmp_path: Path) -> None:
+    script = "kubectl get namespace default -o name; exit 5"
+    done = command_line("light", "exec", "--dir", str(tmp_path / "x"), "--", "sh", "-c", script)
+    assert (done.stdout, done.returncode) == ("namespace/default\n", 5)
+    again = command_line("light", "exec", "--dir", str(tmp_path / "x"), "--", "true")
+    assert again.returncode == 1
+    assert again.stderr.startswith("making a cluster: ")
+    assert "Traceback" not in again.stderr
+
+
 OWNER = """
 import signal, sys
 from tests.cluster.light import light_cluster

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import oci
+from tests.cluster import builder, images, oci
 from tests.cluster.errors import CommandError
 from tests.cluster.node import GPU, NODE_NAME, node_cluster
 from tests.cluster.processes import until
+from tests.cluster.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 EXEC = [sys.executable, "-m", "tests.cluster", "node", "exec"]
@@ -159,6 +160,27 @@ def test_imported_images_are_there_and_others_are_not_pulled(cluster):
     cluster.kubectl("delete", "pod", "extra", "typo")
 
 
+def test_the_simulators_image_runs_as_nobody(cluster):
+    archive = images.simulator(Progress())
+    cluster.load_image(archive)
+    name = cluster.image(builder.name_of(archive))
+    manifest = pod("sim", None, image=name)
+    del manifest["spec"]["containers"][0]["command"]
+    manifest["spec"]["containers"][0]["args"] = ["profiles"]
+    manifest["spec"]["restartPolicy"] = "Never"
+    manifest["spec"]["securityContext"] = {"runAsNonRoot": True}
+    cluster.apply(manifest)
+
+    def phase():
+        return cluster.get("pod", "sim")["status"]["phase"]
+
+    until(lambda: phase() in {"Succeeded", "Failed"}, "the simulator's end", 60)
+    logs = cluster.kubectl("logs", "sim")
+    assert phase() == "Succeeded", logs
+    assert "modelled" in logs
+    cluster.kubectl("delete", "pod", "sim")
+
+
 def test_helm_installs_a_chart(cluster, tmp_path):
     chart = tmp_path / "tiny"
     (chart / "templates").mkdir(parents=True)
@@ -174,13 +196,8 @@ def test_helm_installs_a_chart(cluster, tmp_path):
 def test_containers_outlive_their_kubelet(cluster, web):
     cluster.kubelet.kill()
     cluster.kubelet.start()
-    until(
-        lambda: (
-            "Linux" in cluster.run(["kubectl", "exec", "web", "--", "uname"], check=False).stdout
-        ),
-        "the kubelet",
-        30,
-    )
+    ask = ["kubectl", "exec", "web", "--", "uname"]
+    until(lambda: "Linux" in cluster.run(ask, check=False).stdout, "the kubelet", 30)
     status = cluster.get("pod", "web")["status"]["containerStatuses"][0]
     assert status["restartCount"] == 0
     assert cluster.get("node", NODE_NAME)["status"]["allocatable"][GPU] == "2"
@@ -214,18 +231,9 @@ def test_a_killed_command_takes_its_process_along(cluster):
 
 
 def test_exec_passes_output_and_status_on(tmp_path):
+    script = "kubectl get nodes -o json; exit 5"
     done = subprocess.run(
-        [
-            *EXEC,
-            "--gpus",
-            "3",
-            "--dir",
-            str(tmp_path / "state"),
-            "--",
-            "sh",
-            "-c",
-            "kubectl get nodes -o json; exit 5",
-        ],
+        [*EXEC, "--gpus", "3", "--dir", str(tmp_path / "state"), "--", "sh", "-c", script],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -263,11 +271,10 @@ def machine():
             )
         },
         "folders": {
-            path: sorted(os.listdir(path))
-            for path in ("/opt", "/var/lib", "/run/netns")
-            if os.path.isdir(path)
+            folder: sorted(each.name for each in Path(folder).glob("*"))
+            for folder in ("/opt", "/var/lib", "/run/netns")
         },
-        "kubernetes": os.path.exists("/usr/libexec/kubernetes"),
+        "kubernetes": Path("/usr/libexec/kubernetes").exists(),
     }
 
 
@@ -275,28 +282,31 @@ def namespaces(pid):
     found = {}
     for kind in ("net", "mnt", "pid"):
         try:
-            found[kind] = os.readlink(f"/proc/{pid}/ns/{kind}")
+            found[kind] = str(Path(f"/proc/{pid}/ns/{kind}").readlink())
         except OSError:
             return {}
     return found
 
 
+def processes():
+    return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
 def inhabitants(*spaces):
     """Processes in one of the namespaces."""
-    pids = [entry for entry in os.listdir("/proc") if entry.isdigit()]
-    return [pid for pid in pids if set(namespaces(pid).values()) & set(spaces)]
+    return [pid for pid in processes() if set(namespaces(pid).values()) & set(spaces)]
 
 
 def mentions(directory):
     """Processes that carry the cluster's folder in their command line."""
     found = []
-    for entry in os.listdir("/proc"):
+    for pid in processes():
         try:
-            line = Path("/proc", entry, "cmdline").read_bytes() if entry.isdigit() else b""
+            line = Path("/proc", pid, "cmdline").read_bytes()
         except OSError:
             continue
-        if str(directory).encode() in line and int(entry) != os.getpid():
-            found.append(entry)
+        if str(directory).encode() in line and int(pid) != os.getpid():
+            found.append(pid)
     return found
 
 
