@@ -1,6 +1,7 @@
 """A queue of keys with due times; it coalesces, and never hands one key to two workers."""
 
 import asyncio
+import contextlib
 import heapq
 import time
 from collections.abc import Callable, Hashable
@@ -61,10 +62,11 @@ class WorkQueue(Generic[Key]):
                 self._active.add(key)
                 return key
             wait = self._heap[0][0] - now if self._heap else None
-            try:
-                await asyncio.wait_for(self._wake.wait(), wait)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: in Python 3.11 it loses a cancellation that meets the wake-up,
+                # and a worker that outlives its leadership goes on for ever.
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
 
     def done(self, key: Key) -> None:
         """Say that the work on `key` has ended."""
