@@ -98,6 +98,7 @@ async def _lead(kube: Kube, settings: Settings, health: telemetry.Health) -> Non
         informers = list(_informers(kube, settings, reconciler))
         telemetry.registry.register(regulator)
         health.watch("regulation", lambda: regulator.beat, TICK_LIMIT)
+        _count(informers, reconciler)
         for path, informer in informers:
             health.watch(f"watch of {path}", partial(getattr, informer, "heard"), WATCH_LIMIT)
         try:
@@ -136,6 +137,20 @@ def _informers(
             extract = partial(observed.owned, kind)
             found.append((path, Informer(kube, path, extract, reconciler.take_owned, query)))
     return found
+
+
+def _count(informers: list[tuple[str, Informer[Any]]], reconciler: Reconciler) -> None:
+    """Show how much is watched, over all namespaces."""
+    alike: dict[str, list[Informer[Any]]] = defaultdict(list)
+    for path, informer in informers:
+        alike[path.rpartition("/")[2]].append(informer)
+    for collection, of in alike.items():
+        telemetry.watched.labels(collection).set_function(partial(_objects, of))
+    telemetry.watched.labels(names.PLURAL).set_function(lambda: reconciler.known)
+
+
+def _objects(informers: list[Informer[Any]]) -> int:
+    return sum(len(informer.values) for informer in informers)
 
 
 @contextlib.asynccontextmanager

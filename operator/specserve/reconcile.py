@@ -569,6 +569,11 @@ class Reconciler:
             elif condition["status"] == "True" and condition["type"] == conditions.READY:
                 self._notice(Notice(resource.key, "Normal", "Ready", condition["message"]))
 
+    @property
+    def known(self) -> int:
+        """How many SpecServes there are."""
+        return len(self._resources)
+
     def reference(self, key: Key) -> dict[str, str] | None:
         """Reference to a SpecServe for an event, None if it is no more."""
         resource = self._resources.get(key)

@@ -49,6 +49,12 @@ sample_period = Gauge(
     "limit of readings a second.",
     registry=registry,
 )
+watched = Gauge(
+    "specserve_watched_objects",
+    "Objects of a resource that the operator knows of.",
+    ["resource"],
+    registry=registry,
+)
 leader = Gauge("specserve_leader", "1 while this process leads.", registry=registry)
 
 
