@@ -82,9 +82,10 @@ def simulator(progress: Progress) -> Path:
             tool.remove(name)  # the archive is what is used; stores only grow
             (Path(scratch) / "image.tar").replace(archive)
             progress.finish()
-        for old in folder.glob("specserve-sim-*.tar"):
-            if old != archive:
-                old.unlink()
+        # Not only the newest: another process may be about to import the one before.
+        made = sorted(folder.glob("specserve-sim-*.tar"), key=lambda file: file.stat().st_mtime)
+        for old in made[:-4]:
+            old.unlink()
     return archive
 
 
