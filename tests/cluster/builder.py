@@ -116,8 +116,13 @@ def choose() -> Builder:
         store = cache_folder() / "buildah"
         return Builder(
             "buildah",
-            ("buildah", "--root", str(store / "storage"), "--runroot", str(store / "run")),
-            {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"},
+            (
+                "buildah",
+                "--storage-driver=vfs",
+                f"--root={store}/storage",
+                f"--runroot={store}/run",
+            ),
+            {"BUILDAH_ISOLATION": "chroot"},
         )
     raise ClusterError(
         "building an image",
