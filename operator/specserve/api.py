@@ -380,8 +380,10 @@ class Engine(Node):
         )
     )
 
-    image: Annotated[str, Field(min_length=1, max_length=512)] = Field(
-        description="Container image with SGLang and the specserve-engine package."
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        default=None,
+        description="Container image with SGLang and the specserve-engine package. May be left "
+        "out where the operator was installed with a default one.",
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="As in a container; unset follows the image tag."
@@ -514,7 +516,8 @@ class Pod(Node):
         "because a Service named like the engine breaks it (SGLANG_PORT=tcp://...).",
     )
     image_pull_secrets: Annotated[list[PassThrough], Field(max_length=16)] = Field(
-        default=[], description="As in a pod."
+        default=[],
+        description="As in a pod; if empty, those that the operator was installed with.",
     )
     security_context: PassThrough | None = Field(
         default=None, description="Security context of the pod."
@@ -577,7 +580,11 @@ class SpecServeSpec(Node):
         validate_default=True,
         description="When to speculate.",
     )
-    engine: Engine = Field(description="The engine process.")
+    engine: Engine = Field(
+        default={},
+        validate_default=True,
+        description="The engine process.",
+    )
     replicas: Annotated[int, Field(ge=0, le=10_000)] = Field(
         default=1,
         description="Number of engine pods; 0 is honoured. The scale subresource writes here.",

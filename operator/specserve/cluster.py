@@ -15,6 +15,7 @@ _COLLECTIONS = {
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
     "Service": "/api/v1/namespaces/{}/services",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "Secret": "/api/v1/namespaces/{}/secrets",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
     names.KIND: f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",

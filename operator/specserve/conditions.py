@@ -57,6 +57,7 @@ UP_TO_DATE: Final = "UpToDate"
 SPEC_ACCEPTED: Final = "SpecAccepted"
 SPEC_REJECTED: Final = "SpecRejected"
 SECRET_MISSING: Final = "SecretMissing"  # noqa: S105 - a reason, not a secret
+OTHER_OPERATOR: Final = "OtherOperator"
 UNSCHEDULABLE: Final = "Unschedulable"
 IMAGE_UNAVAILABLE: Final = "ImageUnavailable"
 CRASH_LOOP: Final = "CrashLoop"
@@ -64,6 +65,7 @@ CRASH_LOOP: Final = "CrashLoop"
 SAMPLES_FRESH: Final = "SamplesFresh"
 SAMPLES_STALE: Final = "SamplesStale"
 NO_SAMPLES: Final = "NoSamples"
+RANKS_MISSING: Final = "RanksMissing"
 ENGINE_UNREACHABLE: Final = "EngineUnreachable"
 
 ENGINES_SERVING: Final = "EnginesServing"
@@ -81,8 +83,9 @@ WITHIN_REACH: Final = "WithinReach"
 THRESHOLD_UNREACHABLE: Final = "ThresholdUnreachable"
 PINNED: Final = "Pinned"
 
-#: Longest message the schema takes; a longer one would cost the whole status.
+#: Longest message and reason the schema takes; a longer one would cost the whole status.
 MESSAGE_LENGTH: Final = 32_768
+REASON_LENGTH: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,8 @@ def _next(
     return {
         "type": kind,
         "status": observed.status,
-        "reason": observed.reason,
+        # The schema takes no condition without a reason, and one would cost the whole status.
+        "reason": observed.reason[:REASON_LENGTH] or NOT_OBSERVED,
         "message": observed.message[:MESSAGE_LENGTH],
         "lastTransitionTime": since or now_iso,
         "observedGeneration": generation,

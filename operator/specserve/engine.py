@@ -9,6 +9,7 @@ import asyncio
 import errno
 import ipaddress
 import json
+import re
 import time
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,6 +25,10 @@ CONNECT_TIMEOUT = 2.0
 KEEPALIVE = 3.0
 #: A read-back of 16 ranks with statistics stays below 100 kB; more is not ours.
 LONGEST_ANSWER = 4 * 1024 * 1024
+#: Characters of an engine's own words that are handed on.
+LONGEST_WORDS = 512
+#: What can be the reason of a condition.
+_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
 class EngineError(Exception):
@@ -173,9 +178,10 @@ class EngineClient:
                 if refusal.status == 401 and last < 0:
                     continue
                 raise
-            if not isinstance(answer, dict):
-                raise EngineRefused("Unreadable", "the read-back is no JSON object", 200, {})
-            return answer
+            try:
+                return signals.checked_read_back(answer)
+            except signals.Unreadable as error:
+                raise EngineRefused("Unreadable", f"{url}: {error}", 200, {}) from None
         raise EngineRefused("Unauthorized", "there is no plugin token to send", 401, {})
 
     async def _call(
@@ -201,13 +207,18 @@ class EngineClient:
                 allow_redirects=False,
             ) as response:
                 code = str(response.status)
-                text = await response.content.read(LONGEST_ANSWER)
-                while chunk := await response.content.read(LONGEST_ANSWER):
+                text = bytearray()
+                async for chunk in response.content.iter_any():
                     text += chunk
                     if len(text) > LONGEST_ANSWER:
-                        raise EngineRefused("Unreadable", "the answer is too long", 200, {})
+                        raise EngineRefused("Unreadable", f"{url}: too long an answer", 200, {})
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _unreachable(url, error) from error
+            # Not as its cause: some of aiohttp's errors show the headers that were sent.
+            raise _unreachable(url, error) from None
+        except ValueError:
+            # aiohttp sends no header with a line break in it, and quotes none.
+            message = f"{url}: the key or token has a character that no header can carry"
+            raise EngineRefused("KeyUnusable", message, 0, {}) from None
         finally:
             telemetry.admin_seconds.labels(call, code).observe(time.perf_counter() - started)
         if response.status != 200:
@@ -216,7 +227,7 @@ class EngineClient:
             return text.decode(errors="replace")
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise EngineRefused("Unreadable", f"{url}: the answer is no JSON", 200, {}) from None
 
 
@@ -236,23 +247,27 @@ def _unreachable(url: str, error: BaseException) -> EngineUnreachable:
     if number == errno.ECONNREFUSED:
         return EngineUnreachable("EngineConnectionRefused", f"{url}: connection refused")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return EngineUnreachable("EngineUnreachable", f"{url}: {error.os_error.strerror}")
-    return EngineUnreachable("EngineConnectionReset", f"{url}: connection lost before the answer")
+        return EngineUnreachable("EngineUnreachable", f"{url}: {error.os_error.strerror or error}")
+    return EngineUnreachable(
+        "EngineConnectionReset",
+        f"{url}: connection lost before the answer ({type(error).__name__})",
+    )
 
 
-def _refusal(response: aiohttp.ClientResponse, text: bytes, url: str) -> EngineRefused:
+def _refusal(response: aiohttp.ClientResponse, text: bytearray, url: str) -> EngineRefused:
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = {}
     if not isinstance(body, dict):
         body = {}
     status = response.status
     code = body.get("code")
-    if not isinstance(code, str):
+    if not isinstance(code, str) or not _CODE.fullmatch(code):
         proxied = response.headers.get("server", "").lower() == "envoy"
         code = {401: "Unauthorized", 403: "Unauthorized"}.get(
             status, "ProxyUnavailable" if proxied else f"EngineHTTP{status}"
         )
     said = body.get("message") or body.get("reason") or text[:200].decode(errors="replace")
-    return EngineRefused(code, f"{url}: {status} {said}".strip(), status, body)
+    words = " ".join(str(said)[:LONGEST_WORDS].split())
+    return EngineRefused(code, f"{url}: {status} {words}".strip(), status, body)

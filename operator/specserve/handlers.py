@@ -29,8 +29,10 @@ def settings() -> kopf.OperatorSettings:
     chosen.queueing.idle_timeout = 0.2
     chosen.queueing.exit_timeout = 0.5
     chosen.watching.chunk_size = 500
-    # With scanning off and the CRD missing kopf lives on and never serves it.
-    chosen.scanning.disabled = False
+    # Scanning takes rights on kinds and namespaces of the whole cluster; `specserve.scope` looks
+    # with none whether there is anything to watch, before kopf starts and while it runs.
+    chosen.scanning.disabled = True
+    chosen.networking.enforce_retry_after = True
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     return chosen
 

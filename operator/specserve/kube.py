@@ -6,6 +6,7 @@ exceptions, whatever layer it came from.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -14,6 +15,8 @@ from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio import client, config
+
+from specserve import telemetry
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
@@ -54,14 +57,24 @@ class KubeRefused(KubeError):
 
 
 class Kube:
-    """A client of one API server; share it, its connection pool is its worth."""
+    """A client of one API server; share it, its connection pool is its worth.
 
-    def __init__(self, api: client.ApiClient) -> None:
+    Args:
+        api: The connection.
+        calls: Most calls under way at once. Watches count only until they are answered: a
+            namespace takes several for as long as it is served.
+    """
+
+    def __init__(self, api: client.ApiClient, calls: int = 64) -> None:
         self._api = api
+        self._calls = asyncio.Semaphore(calls)
 
     @classmethod
-    async def connect(cls, max_connections: int = 64) -> Self:
+    async def connect(cls, calls: int = 64) -> Self:
         """Connect as the pod's service account, or by KUBECONFIG outside a cluster.
+
+        Args:
+            calls: Most calls under way at once.
 
         Raises:
             kubernetes.aio.config.ConfigException: Neither is there, or it cannot be read.
@@ -71,8 +84,8 @@ class Kube:
             config.load_incluster_config(client_configuration=settings)
         else:
             await config.load_kube_config(client_configuration=settings)
-        settings.connection_pool_maxsize = max_connections
-        return cls(client.ApiClient(configuration=settings))
+        settings.connection_pool_maxsize = 0
+        return cls(client.ApiClient(configuration=settings), calls)
 
     async def close(self) -> None:
         """Close the pooled connections."""
@@ -93,6 +106,7 @@ class Kube:
         body: Object | None = None,
         content_type: str = JSON,
         timeout: float = CALL_TIMEOUT,
+        urgent: bool = False,
     ) -> Object:
         """Make one call and return the decoded answer.
 
@@ -102,18 +116,22 @@ class Kube:
             query: Query parameters.
             body: Object to send.
             content_type: Media type of `body`; it decides what a PATCH means.
-            timeout: Seconds for the whole call.
+            timeout: Seconds for the whole call, once it is its turn.
+            urgent: Do not wait for a turn.
 
         Raises:
             KubeRefused: The server answered with an error.
             KubeUnreachable: There was no answer.
         """
         try:
-            response = await self._request(method, path, query, body, content_type, timeout)
-            async with response:
-                text = await response.read()
+            async with contextlib.nullcontext() if urgent else self._turn():
+                response = await self._request(method, path, query, body, content_type, timeout)
+                async with response:
+                    text = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            telemetry.api_requests.labels(method, "none").inc()
             raise KubeUnreachable(f"{method} {path}: {describe(error)}") from error
+        telemetry.api_requests.labels(method, str(response.status)).inc()
         if response.status >= 400:
             raise _refused(response, text)
         decoded: Object = json.loads(text)
@@ -129,14 +147,16 @@ class Kube:
             KubeUnreachable: The connection broke, or nothing came for `idle` seconds.
         """
         try:
-            response = await self._request(
-                "GET",
-                path,
-                {**query, "watch": "true", "allowWatchBookmarks": "true"},
-                None,
-                JSON,
-                aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=idle),
-            )
+            async with self._turn():
+                response = await self._request(
+                    "GET",
+                    path,
+                    {**query, "watch": "true", "allowWatchBookmarks": "true"},
+                    None,
+                    JSON,
+                    aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=idle),
+                )
+            telemetry.api_requests.labels("WATCH", str(response.status)).inc()
             async with response:
                 if response.status >= 400:
                     raise _refused(response, await response.read())
@@ -147,6 +167,15 @@ class Kube:
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise KubeUnreachable(f"watch {path}: {describe(error)}") from error
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        with telemetry.api_waiting.track_inprogress():
+            await self._calls.acquire()
+        try:
+            yield
+        finally:
+            self._calls.release()
 
     async def _request(
         self,

@@ -56,6 +56,7 @@ class Elector:
         self._retry = retry_seconds
         self._seen: tuple[str, str] | None = None
         self._seen_at = 0.0
+        self._asked_to_wait = 0.0
         #: Monotonic time in seconds of the last completed try, held or not.
         self.tried = time.monotonic()
 
@@ -66,7 +67,7 @@ class Elector:
             LeadershipLost: The lease was lost; `work` has been cancelled and awaited.
         """
         while not await self._try():  # noqa: ASYNC110 - polling is what a Lease asks for
-            await asyncio.sleep(self._retry)
+            await asyncio.sleep(max(self._retry, self._asked_to_wait))
         log.info("leading as %s", self._identity)
         renewed = time.monotonic()
         task = asyncio.ensure_future(work())
@@ -90,9 +91,15 @@ class Elector:
             await self._release()
 
     async def _try(self) -> bool:
+        self._asked_to_wait = 0.0
         try:
             async with asyncio.timeout(self._retry):
                 return await self._step()
+        except KubeRefused as error:
+            # A leader goes on trying, or it would have to stop.
+            self._asked_to_wait = error.retry_after
+            log.warning("lease %s: %s", self._name, error)
+            return False
         except (KubeError, TimeoutError) as error:
             log.warning("lease %s: %s", self._name, str(error) or "timed out")
             return False
@@ -102,12 +109,16 @@ class Elector:
     async def _step(self) -> bool:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         try:
-            lease = await self._kube.call("GET", self._path, timeout=self._retry)
+            lease = await self._kube.call("GET", self._path, timeout=self._retry, urgent=True)
         except KubeRefused as error:
             if error.status != 404:
                 raise
             await self._kube.call(
-                "POST", self._collection, body=self._lease_object(now), timeout=self._retry
+                "POST",
+                self._collection,
+                body=self._lease_object(now),
+                timeout=self._retry,
+                urgent=True,
             )
             return True
         spec = lease.setdefault("spec", {})
@@ -126,7 +137,7 @@ class Elector:
         spec["renewTime"] = now
         spec["leaseDurationSeconds"] = max(1, round(self._lease))
         # The resourceVersion in the body makes this a compare-and-swap.
-        await self._kube.call("PUT", self._path, body=lease, timeout=self._retry)
+        await self._kube.call("PUT", self._path, body=lease, timeout=self._retry, urgent=True)
         return True
 
     def _lease_object(self, now: str) -> Object:
@@ -146,11 +157,13 @@ class Elector:
     async def _release(self) -> None:
         try:
             async with asyncio.timeout(self._retry):
-                lease = await self._kube.call("GET", self._path, timeout=self._retry)
+                lease = await self._kube.call("GET", self._path, timeout=self._retry, urgent=True)
                 if lease["spec"].get("holderIdentity") != self._identity:
                     return
                 lease["spec"]["holderIdentity"] = ""
                 lease["spec"]["leaseDurationSeconds"] = 1
-                await self._kube.call("PUT", self._path, body=lease, timeout=self._retry)
+                await self._kube.call(
+                    "PUT", self._path, body=lease, timeout=self._retry, urgent=True
+                )
         except (KubeError, TimeoutError) as error:
             log.warning("lease %s not released: %s", self._name, str(error) or "timed out")

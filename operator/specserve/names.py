@@ -31,7 +31,14 @@ ANNOTATION_ROTATE: Final = f"{GROUP}/rotate-credentials"
 #: On the Secret: the last value of ANNOTATION_ROTATE that was honoured.
 ANNOTATION_ROTATED: Final = f"{GROUP}/rotated"
 
+#: On the Secret: the installation that serves the SpecServe. On a SpecServe: the one that may take
+#: it over from another.
+ANNOTATION_OPERATOR: Final = f"{GROUP}/operator"
+
 ENGINE_CONTAINER: Final = "engine"
+#: Label that the API server itself gives every namespace.
+LABEL_NAMESPACE: Final = "kubernetes.io/metadata.name"
+
 PORT_SERVING: Final = 30000
 PORT_ADMIN: Final = 9470
 PORT_NAME_SERVING: Final = "http"

@@ -254,6 +254,7 @@ class Credentials:
         name: Name of the Secret.
         tokens: Plugin tokens, the current one first.
         rotated: The rotation request that was honoured last.
+        holder: The installation that serves the SpecServe, empty if none is on record.
         data: All keys, decoded.
     """
 
@@ -262,6 +263,7 @@ class Credentials:
     name: str
     tokens: tuple[str, ...]
     rotated: str
+    holder: str
     data: Mapping[str, str]
 
     def __repr__(self) -> str:
@@ -273,13 +275,15 @@ def credentials(item: Object) -> Credentials:
     """Read a v1 Secret of engine credentials."""
     meta = item["metadata"]
     data = {name: decode(value) for name, value in (item.get("data") or {}).items()}
+    annotations = meta.get("annotations") or {}
     tokens = (data.get(names.KEY_PLUGIN_TOKEN), data.get(names.KEY_PLUGIN_TOKEN_PREVIOUS))
     return Credentials(
         uid=meta["uid"],
         key=_key(meta),
         name=meta["name"],
         tokens=tuple(token for token in tokens if token),
-        rotated=(meta.get("annotations") or {}).get(names.ANNOTATION_ROTATED, ""),
+        rotated=annotations.get(names.ANNOTATION_ROTATED, ""),
+        holder=annotations.get(names.ANNOTATION_OPERATOR, ""),
         data=data,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import kopf
 
-from specserve import handlers, names, observed, signals, telemetry
+from specserve import handlers, names, observed, scope, signals, telemetry, workload
 from specserve.cluster import Cluster
 from specserve.engine import EngineClient
 from specserve.informer import Informer
@@ -40,6 +40,9 @@ _WATCHED = {
     "Service": "/api/v1/{}services",
     "ServiceAccount": "/api/v1/{}serviceaccounts",
 }
+_POLICIES = {"NetworkPolicy": "/apis/networking.k8s.io/v1/{}networkpolicies"}
+#: Seconds after which an ended watch of SpecServes is begun again.
+AGAIN = 1.0
 
 
 async def run(settings: Settings, health: telemetry.Health) -> None:
@@ -51,12 +54,9 @@ async def run(settings: Settings, health: telemetry.Health) -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
-    main = asyncio.current_task()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # kopf takes these over while it runs; this is for the wait to become leader.
-        loop.add_signal_handler(number, main.cancel if main else loop.stop)
-    async with await Kube.connect() as kube:
+    end = asyncio.current_task()
+    on_signals(end)
+    async with await Kube.connect(settings.api_connections) as kube:
         elector = Elector(
             kube,
             settings.namespace,
@@ -69,11 +69,75 @@ async def run(settings: Settings, health: telemetry.Health) -> None:
         health.watch("leader election", lambda: elector.tried, LEASE_LIMIT)
         health.ready = True
         with contextlib.suppress(asyncio.CancelledError):
-            await elector.lead(partial(_lead, kube, settings, health))
+            await elector.lead(partial(_lead, kube, settings, health, end))
 
 
-async def _lead(kube: Kube, settings: Settings, health: telemetry.Health) -> None:
+def on_signals(end: asyncio.Task[Any] | None) -> None:
+    """Have SIGTERM and SIGINT cancel a task; kopf takes them over while it runs."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.cancel if end else loop.stop)
+
+
+async def _lead(
+    kube: Kube, settings: Settings, health: telemetry.Health, end: asyncio.Task[Any] | None
+) -> None:
+    """Serve what there is to serve, again whenever that has changed."""
     telemetry.leader.set(1)
+    try:
+        asked_to_end = False
+        while not asked_to_end:
+            found = await scope.wait(kube, settings.watch_namespaces)
+            await _compare(kube, settings)
+            asked_to_end = await _steer(kube, settings, health, found)
+            on_signals(end)
+            if not asked_to_end:
+                await asyncio.sleep(AGAIN)
+    finally:
+        telemetry.leader.set(0)
+
+
+async def _compare(kube: Kube, settings: Settings) -> None:
+    """Tell how the installed schema differs from ours."""
+    try:
+        difference = await scope.compare(kube)
+        if difference is None:
+            return
+        kind, what = difference
+        message = f"the installed CRD is {kind}: {what}; apply the CRD of this version"
+        if kind == "newer":
+            message = f"the installed CRD is newer than this operator: {what}"
+        log.warning("%s", message)
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "namespace": settings.namespace,
+            "name": settings.lease_name,
+        }
+        cluster = Cluster(kube, settings.identity)
+        await cluster.event(lease, "Warning", "SchemaDiffers", message, "Start")
+    except KubeError as error:
+        log.warning("the installed schema was not compared: %s", error)
+
+
+def _provision(settings: Settings) -> workload.Provision:
+    apply = settings.network_policies == "Apply"
+    return workload.Provision(
+        image=settings.engine_image,
+        registry=settings.image_registry,
+        pull_secrets=settings.engine_pull_secrets,
+        admin=workload.Peer(settings.namespace, settings.pod_labels) if apply else None,
+    )
+
+
+async def _steer(
+    kube: Kube, settings: Settings, health: telemetry.Health, found: scope.Scope
+) -> bool:
+    """Run the two loops on what was found.
+
+    Returns:
+        Whether the process was asked to end; else something else can be served now.
+    """
     metric_names = signals.MetricNames(
         settings.metric_running, settings.metric_queued, settings.metric_tokens
     )
@@ -94,8 +158,16 @@ async def _lead(kube: Kube, settings: Settings, health: telemetry.Health) -> Non
             changed=lambda key: reconciler.changed(key),  # noqa: PLW0108 - made below
             notice=notice,
         )
-        reconciler = Reconciler(cluster, regulator, queue, notice)
-        informers = list(_informers(kube, settings, reconciler))
+        reconciler = Reconciler(
+            cluster,
+            regulator,
+            queue,
+            notice,
+            provision=_provision(settings),
+            holder=settings.holder,
+        )
+        informers = list(_informers(kube, settings, found, reconciler))
+        checks = ["regulation", *(f"watch of {path}" for path, _ in informers)]
         telemetry.registry.register(regulator)
         health.watch("regulation", lambda: regulator.beat, TICK_LIMIT)
         _count(informers, reconciler)
@@ -110,30 +182,33 @@ async def _lead(kube: Kube, settings: Settings, health: telemetry.Health) -> Non
                     *(reconciler.work() for _ in range(settings.workers)),
                 ]
                 async with _background(loops) as working:
-                    await _serve(settings, reconciler, [*watching, *working])
+                    changed = scope.changed(kube, settings.watch_namespaces, found)
+                    async with _background([changed]) as (moved,):
+                        return await _serve(found, reconciler, [*watching, *working], moved)
         finally:
             telemetry.registry.unregister(regulator)
-            telemetry.leader.set(0)
+            health.forget(checks)
 
 
 def _informers(
-    kube: Kube, settings: Settings, reconciler: Reconciler
+    kube: Kube, settings: Settings, serve: scope.Scope, reconciler: Reconciler
 ) -> list[tuple[str, Informer[Any]]]:
     found: list[tuple[str, Informer[Any]]] = []
     query = {"labelSelector": names.OWNED_SELECTOR}
-    for namespace in settings.watch_namespaces or ("",):
-        scope = f"namespaces/{namespace}/" if namespace else ""
-        pods = f"/api/v1/{scope}pods"
+    watched = _WATCHED | ({} if settings.network_policies == "Ignore" else _POLICIES)
+    for namespace in serve.namespaces or ("",):
+        where = f"namespaces/{namespace}/" if namespace else ""
+        pods = f"/api/v1/{where}pods"
         found.append((pods, Informer(kube, pods, observed.pod, reconciler.take_pod, query)))
-        keys = f"/api/v1/{scope}secrets"
+        keys = f"/api/v1/{where}secrets"
         found.append(
             (
                 keys,
                 Informer(kube, keys, observed.credentials, reconciler.take_credentials, query),
             )
         )
-        for kind, template in _WATCHED.items():
-            path = template.format(scope)
+        for kind, template in watched.items():
+            path = template.format(where)
             extract = partial(observed.owned, kind)
             found.append((path, Informer(kube, path, extract, reconciler.take_owned, query)))
     return found
@@ -147,6 +222,7 @@ def _count(informers: list[tuple[str, Informer[Any]]], reconciler: Reconciler) -
     for collection, of in alike.items():
         telemetry.watched.labels(collection).set_function(partial(_objects, of))
     telemetry.watched.labels(names.PLURAL).set_function(lambda: reconciler.known)
+    telemetry.foreign.set_function(lambda: reconciler.foreign)
 
 
 def _objects(informers: list[Informer[Any]]) -> int:
@@ -181,19 +257,26 @@ async def _synced(informers: list[Informer[Any]], watching: list[asyncio.Task[No
 
 
 async def _serve(
-    settings: Settings, reconciler: Reconciler, others: list[asyncio.Task[None]]
-) -> None:
-    """Run kopf until it ends; none of our own tasks may end before it."""
+    serve: scope.Scope,
+    reconciler: Reconciler,
+    others: list[asyncio.Task[None]],
+    moved: asyncio.Task[None],
+) -> bool:
+    """Run kopf until it ends, or until something else can be served.
+
+    None of our own tasks may end before it.
+
+    Returns:
+        Whether it ended because it was asked to.
+    """
 
     async def stop() -> None:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    scope: dict[str, Any] = (
-        {"namespaces": list(settings.watch_namespaces)}
-        if settings.watch_namespaces
-        else {"clusterwide": True}
+    where: dict[str, Any] = (
+        {"namespaces": list(serve.namespaces)} if serve.namespaces else {"clusterwide": True}
     )
     watch = asyncio.create_task(
         kopf.operator(
@@ -201,18 +284,31 @@ async def _serve(
             settings=handlers.settings(),
             memo=kopf.Memo(reconciler=reconciler, stop=stop),
             standalone=True,
-            **scope,
+            **where,
         )
     )
     try:
-        await asyncio.wait({watch, *others}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({watch, moved, *others}, return_when=asyncio.FIRST_COMPLETED)
         if watch.done():
-            await watch
-        else:
+            return await _ended(watch)
+        if not moved.done():
             await _first_failure(others)
+        return False
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
+
+
+async def _ended(watch: asyncio.Task[None]) -> bool:
+    """Whether kopf ended because it was asked to; not if what it watched is gone."""
+    try:
+        await watch
+    except Exception as error:
+        if getattr(error, "status", None) in {403, 404}:
+            log.warning("the watch of %s ended: %s", names.PLURAL, error)
+            return False
+        raise
+    return True
 
 
 async def _first_failure(tasks: list[asyncio.Task[None]]) -> None:

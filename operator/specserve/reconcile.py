@@ -67,6 +67,7 @@ class _Resource:
     generation: int
     leaving: bool
     rotate: str
+    handed_to: str
     spec: api.SpecServeSpec | None
     refusal: str
     status: Mapping[str, Any]
@@ -114,6 +115,8 @@ class Reconciler:
         regulator: The second loop.
         queue: SpecServes to look at.
         notice: Told what is worth an event.
+        provision: What this installation adds to all SpecServes.
+        holder: This installation, as it is on record with what it serves.
         clock: Monotonic seconds.
         wall: Wall-clock seconds.
     """
@@ -125,6 +128,8 @@ class Reconciler:
         queue: WorkQueue[Key],
         notice: Callable[[Notice], None],
         *,
+        provision: workload.Provision = workload.NONE_PROVIDED,
+        holder: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -132,6 +137,9 @@ class Reconciler:
         self._regulator = regulator
         self._queue = queue
         self._notice = notice
+        self._provision = provision
+        self._holder = holder
+        self._foreign: dict[Key, str] = {}
         self._clock = clock
         self._wall = wall
         self._resources: dict[Key, _Resource] = {}
@@ -154,24 +162,22 @@ class Reconciler:
             self._forget(key)
             return
         spec, refusal = _parse(item.get("spec"))
+        annotations = meta.get("annotations") or {}
         known = self._resources.get(key)
         new = _Resource(
             key=key,
             uid=meta["uid"],
             generation=meta["generation"],
             leaving=bool(meta.get("deletionTimestamp")),
-            rotate=(meta.get("annotations") or {}).get(names.ANNOTATION_ROTATE, ""),
+            rotate=annotations.get(names.ANNOTATION_ROTATE, ""),
+            handed_to=annotations.get(names.ANNOTATION_OPERATOR, ""),
             spec=spec,
             refusal=refusal,
             status=item.get("status") or {},
         )
         if known is not None and known.uid == new.uid:
             # Our own status write comes back as an event; it is no reason to look again.
-            same = (known.generation, known.leaving, known.rotate) == (
-                new.generation,
-                new.leaving,
-                new.rotate,
-            )
+            same = _asks(known) == _asks(new)
             if same and known.status == new.status:
                 return
             if same:
@@ -225,6 +231,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._resources.pop(key, None)
         self._templates.pop(key, None)
+        self._foreign.pop(key, None)
         self._regulator.release(key)
         self._queue.forget(key)
 
@@ -258,6 +265,9 @@ class Reconciler:
         blocked: Trouble | None = None
         try:
             blocked = await self._bring(resource)
+            if blocked is not None and blocked.reason == conditions.OTHER_OPERATOR:
+                return self._leave(resource, blocked)
+            self._foreign.pop(key, None)
             await self._publish(resource, blocked)
         except KubeRefused as error:
             if error.status == 404:
@@ -275,9 +285,18 @@ class Reconciler:
             return "blocked"
         return "ok"
 
+    def _leave(self, resource: _Resource, blocked: Trouble) -> str:
+        """Keep off what another installation serves; its status is that one's, too."""
+        self._regulator.release(resource.key)
+        if self._foreign.get(resource.key) != blocked.message:
+            self._foreign[resource.key] = blocked.message
+            log.warning("%s/%s: %s", *resource.key, blocked.message)
+            self._notice(Notice(resource.key, "Warning", blocked.reason, blocked.message))
+        return "foreign"
+
     def _retry(self, resource: _Resource, error: KubeError) -> str:
         first, longest = BACKOFF
-        pause = min(first * 2**resource.failures, longest)
+        pause = min(first * 2 ** min(resource.failures, 16), longest)
         if isinstance(error, KubeRefused):
             pause = max(pause, error.retry_after)
         resource.failures += 1
@@ -313,7 +332,7 @@ class Reconciler:
                 ),
             )
         )
-        desired = workload.desired(owner, spec)
+        desired = workload.desired(owner, spec, self._provision)
         await self._apply(resource, desired)
         await self._prune(resource, desired)
         return Trouble(conditions.SECRET_MISSING, missing) if missing else None
@@ -446,6 +465,16 @@ class Reconciler:
         if have is None:
             await self._confirm(resource)
             have = await self._create_credentials(resource, owner, api_key)
+        annotations: dict[str, str] = {}
+        if self._holder and have.holder != self._holder:
+            if have.holder and resource.handed_to != self._holder:
+                raise _Blocked(
+                    conditions.OTHER_OPERATOR,
+                    f"served by the operator {have.holder}, and left alone by {self._holder}; "
+                    f"to hand it over, annotate the SpecServe: "
+                    f"{names.ANNOTATION_OPERATOR}={self._holder}",
+                )
+            annotations[names.ANNOTATION_OPERATOR] = self._holder
         changes: dict[str, str] = {}
         if have.rotated != resource.rotate and resource.rotate:
             changes[names.KEY_PLUGIN_TOKEN_PREVIOUS] = have.data.get(names.KEY_PLUGIN_TOKEN, "")
@@ -458,7 +487,7 @@ class Reconciler:
         unread = api_key is None and resource.spec and resource.spec.engine.api_key_secret_ref
         if have.data.get(names.KEY_CONFIG) != config and not unread:
             changes[names.KEY_CONFIG] = config
-        if changes:
+        if changes or annotations:
             have = observed.credentials(
                 await self._cluster.merge(
                     "Secret",
@@ -467,9 +496,12 @@ class Reconciler:
                     {
                         "metadata": {
                             "uid": have.uid,
-                            "annotations": {names.ANNOTATION_ROTATED: resource.rotate},
+                            "annotations": {
+                                **annotations,
+                                **({names.ANNOTATION_ROTATED: resource.rotate} if changes else {}),
+                            },
                         },
-                        "stringData": changes,
+                        **({"stringData": changes} if changes else {}),
                     },
                 )
             )
@@ -498,6 +530,7 @@ class Reconciler:
             nonce=_nonce(),
             config_yaml=workload.engine_config(admin_key, api_key),
             rotated=resource.rotate,
+            holder=self._holder,
         )
         item = await self._cluster.create(manifest)
         if item is None:
@@ -570,6 +603,11 @@ class Reconciler:
                 self._notice(Notice(resource.key, "Normal", "Ready", condition["message"]))
 
     @property
+    def foreign(self) -> int:
+        """How many SpecServes other installations serve."""
+        return len(self._foreign)
+
+    @property
     def known(self) -> int:
         """How many SpecServes there are."""
         return len(self._resources)
@@ -586,6 +624,10 @@ class Reconciler:
             "name": key[1],
             "uid": resource.uid,
         }
+
+
+def _asks(resource: _Resource) -> tuple[Any, ...]:
+    return resource.generation, resource.leaving, resource.rotate, resource.handed_to
 
 
 def _parse(spec: Any) -> tuple[api.SpecServeSpec | None, str]:

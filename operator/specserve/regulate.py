@@ -9,17 +9,19 @@ What is believed of an engine comes from its read-back, never from the last comm
 """
 
 import asyncio
+import contextlib
 import heapq
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from prometheus_client.core import GaugeMetricFamily
 
-from specserve import policy, telemetry
+from specserve import api, policy, telemetry
 from specserve.engine import Endpoint, EngineError, EngineRefused, EngineUnreachable
 from specserve.observed import Key, Pod
 from specserve.policy import Memory, Sample, Verdict, directive
@@ -37,6 +39,21 @@ TOLERATED_FAILURES = 3
 BACKOFF = (0.5, 10.0)
 #: Directives that need no backoff to be sent again: the answer says what to correct.
 _REREAD = frozenset({"StaleEpoch", "EpochReused", "Rebooted", "Timeout"})
+#: Rate at which readings that are due may start, over the rate that periods are stretched to: a
+#: backlog must shrink.
+HEADROOM = 1.1
+#: Readings that start in one go at most, as seconds of the full rate.
+BURST_SECONDS = 0.05
+#: Seconds between two turns of the loop while readings wait for their turn.
+SHORTEST_TURN = 0.01
+#: Seconds behind time at which the loop counts as overloaded, of the rate that is left at least
+#: then, and until all of it is back.
+LATE_SECONDS = 0.1
+LEAST_SHARE = 0.05
+RECOVERY_SECONDS = 10.0
+#: Periods in force within which a reading is not stale yet, whatever the policy says: one that
+#: is not due yet is not lost.
+STALE_PERIODS = 3
 #: A pod that fails is sampled this many times less often.
 FAILING_STRETCH = 4.0
 
@@ -67,12 +84,14 @@ class _Steered:
     sample: Sample | None = None
     sample_error: EngineError | None = None
     sample_failures: int = 0
+    ranks: int | None = None
     readback: dict[str, Any] | None = None
     read_at: float = 0.0
     read_wanted: bool = True
     lease_until: float = 0.0
     control_error: EngineError | None = None
     control_failures: int = 0
+    untaken: bool = False
     retry_at: float = 0.0
     epoch: int = 0
     said: str = ""
@@ -80,10 +99,77 @@ class _Steered:
     wanted: dict[str, Any] | None = None
     ticking: bool = False
     switching: asyncio.Task[None] | None = None
+    unproved: "_Sent | None" = None
+    unsure: bool = False
     switched_at: float | None = None  # wall clock
     switched_why: str = ""
     accept: float | None = None
     told: Engine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A directive that changes the setting, until the engine is seen to do as it says.
+
+    Attributes:
+        setting: What was wanted.
+        epoch: Its fence.
+        verdict: Why.
+        before: Whether the engine speculated when it was sent.
+        ours: Whether a directive was in force then; an engine that is taken over from its own
+            policy has not flipped.
+        announce: Whether the switch is news.
+    """
+
+    setting: dict[str, Any]
+    epoch: int
+    verdict: Verdict
+    before: bool | None
+    ours: bool
+    announce: bool
+
+
+class _Pace:
+    """How many readings may start now: a rate that yields when the event loop falls behind.
+
+    The budget says what may be asked of engines, not what the processor has left. A starved
+    process that starts calls at its full rate finishes none of them in time, and the lease is
+    not renewed either; so the rate halves while the loop is late and comes back by and by.
+
+    Args:
+        rate: Most readings a second.
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._burst = max(1.0, rate * BURST_SECONDS)
+        self._allowance = self._burst
+        self._at = now
+        self.share = 1.0
+
+    def turn(self, now: float, late: float) -> None:
+        """Begin a turn of the loop that comes `late` seconds after it was due."""
+        elapsed = now - self._at
+        self._at = now
+        if late > LATE_SECONDS:
+            self.share = max(LEAST_SHARE, self.share / 2)
+        else:
+            self.share = min(1.0, self.share + elapsed / RECOVERY_SECONDS)
+        self._allowance = min(self._burst, self._allowance + elapsed * self._rate * self.share)
+
+    def take(self) -> bool:
+        """Whether one more reading may start; counts it if so."""
+        if self._allowance < 1.0:
+            return False
+        self._allowance -= 1.0
+        return True
+
+    @property
+    def pause(self) -> float:
+        """Seconds until another one may start."""
+        missing = 1.0 - self._allowance
+        return max(SHORTEST_TURN, missing / (self._rate * self.share)) if missing > 0 else 0.0
 
 
 class Regulator:
@@ -126,7 +212,10 @@ class Regulator:
         self._order = 0
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rates: dict[Key, float] = {}
+        self._rate = 0.0
         self._stretch = 1.0
+        self._pace = _Pace(samples_per_second * HEADROOM, clock())
         #: Monotonic time of the last turn of the loop, for the liveness probe.
         self.beat = clock()
 
@@ -136,7 +225,7 @@ class Regulator:
         self._targets[target.key] = target
         if old == target:
             return
-        self._measure()
+        self._measure(target.key)
         for steered in self._pods.get(target.key, {}).values():
             if old is None or old.tokens != target.tokens:
                 steered.retry_at = 0.0
@@ -146,10 +235,9 @@ class Regulator:
     def release(self, key: Key) -> None:
         """Let go of a SpecServe: nothing more is sent to its pods."""
         if self._targets.pop(key, None) is not None:
-            self._measure()
+            self._measure(key)
         for steered in self._pods.get(key, {}).values():
-            if steered.switching is not None:
-                steered.switching.cancel()
+            self._interrupt(steered)
 
     def observe(self, old: Pod | None, new: Pod | None) -> None:
         """Take in a pod that appeared, changed or vanished."""
@@ -161,16 +249,17 @@ class Regulator:
         if new is None or not new.alive:
             if steered is not None:
                 del fleet[pod.uid]
+                # A tick that is under way must find that there is nothing left to steer.
+                steered.pod = replace(pod, usable=False, alive=False)
                 steered.due = float("inf")
-                if steered.switching is not None:
-                    steered.switching.cancel()
-                self._measure()
+                self._interrupt(steered)
+                self._measure(pod.key)
             if not fleet:
                 del self._pods[pod.key]
             return
         if steered is None:
             steered = fleet[pod.uid] = _Steered(new, due=float("inf"))
-            self._measure()
+            self._measure(new.key)
             if new.usable:
                 self._schedule(steered, self._clock() + self._spread())
             return
@@ -199,19 +288,28 @@ class Regulator:
 
     async def run(self) -> None:
         """Tick every pod when it is due, for ever."""
+        expected = self._clock()
         try:
             while True:
                 now = self.beat = self._clock()
+                self._pace.turn(now, now - expected)
+                self._restretch()
                 self._wake.clear()
                 while self._heap and self._heap[0][0] <= now:
-                    due, _, steered = heapq.heappop(self._heap)
+                    due, _, steered = self._heap[0]
+                    if steered.due == due and not self._pace.take():
+                        break
+                    heapq.heappop(self._heap)
                     if steered.due == due:
                         self._start(steered, now)
                 wait = min(self._heap[0][0] - now, 1.0) if self._heap else 1.0
-                try:
-                    await asyncio.wait_for(self._wake.wait(), max(wait, 0.0))
-                except TimeoutError:
-                    continue
+                wait = max(wait, self._pace.pause)
+                expected = now + wait
+                with contextlib.suppress(TimeoutError):
+                    # Not wait_for: in Python 3.11 it loses a cancellation that meets the
+                    # wake-up, and pods are steered on after the lease is lost.
+                    async with asyncio.timeout(max(wait, 0.0)):
+                        await self._wake.wait()
         finally:
             for task in list(self._tasks):
                 task.cancel()
@@ -230,14 +328,36 @@ class Regulator:
         # Pods found in one list must not tick in one instant for ever after.
         return random.random() * 0.5 * self._stretch  # noqa: S311
 
-    def _measure(self) -> None:
-        rate = sum(
-            len(fleet) * 1000 / target.policy.sample_period_milliseconds
-            for key, fleet in self._pods.items()
-            if (target := self._targets.get(key)) is not None
-        )
-        self._stretch = max(1.0, rate / self._budget)
-        telemetry.sample_period.set(self._stretch)
+    def _measure(self, key: Key) -> None:
+        """Count one SpecServe's readings anew; counting all for each pod would be quadratic."""
+        target = self._targets.get(key)
+        pods = len(self._pods.get(key, ()))
+        rate = pods * 1000 / target.policy.sample_period_milliseconds if target else 0.0
+        self._rate = max(0.0, self._rate + rate - self._rates.pop(key, 0.0))
+        if rate:
+            self._rates[key] = rate
+        self._restretch()
+
+    def _restretch(self) -> None:
+        stretch = max(1.0, self._rate / (self._budget * self._pace.share))
+        if stretch != self._stretch:
+            self._stretch = stretch
+            telemetry.sample_period.set(stretch)
+
+    def _patient(self, target: Target) -> api.Policy:
+        """The policy, its limit of staleness no shorter than the period in force allows."""
+        period = target.policy.sample_period_milliseconds / 1000 * self._stretch
+        limit = math.ceil(period * STALE_PERIODS)
+        if self._stretch == 1.0 or limit <= target.policy.stale_after_seconds:
+            return target.policy
+        return target.policy.model_copy(update={"stale_after_seconds": limit})
+
+    def _interrupt(self, steered: _Steered) -> None:
+        """Stop what is being sent to a pod; whether it arrived is not known then."""
+        if steered.switching is not None:
+            steered.switching.cancel()
+            steered.switching = None
+            steered.read_wanted = steered.unsure = True
 
     def _start(self, steered: _Steered, now: float) -> None:
         target = self._targets.get(steered.pod.key)
@@ -268,7 +388,7 @@ class Regulator:
     async def _tick(self, steered: _Steered) -> None:
         try:
             target = self._targets.get(steered.pod.key)
-            if target is None:
+            if target is None or not steered.pod.usable:
                 return
             endpoint = self._endpoint(steered, target)
             now = self._clock()
@@ -294,17 +414,20 @@ class Regulator:
         try:
             reading = await self._engines.load(endpoint)
         except EngineError as error:
+            if _replaced(pod, steered.pod):
+                return
             steered.sample_failures += 1
             if isinstance(error, EngineRefused) or steered.sample_failures >= TOLERATED_FAILURES:
                 steered.sample_error = error
             return
-        if steered.pod.ip != pod.ip or steered.pod.boot != pod.boot:
-            return  # the answer may be another engine's
+        if _replaced(pod, steered.pod):
+            return
         steered.sample_failures = 0
         steered.sample_error = None
         if reading.running == 0 and reading.queued > 0:
             # Stalled or just busy: only a fresh count of tokens tells.
             steered.read_wanted = True
+        steered.ranks = reading.ranks
         now = self._clock()
         steered.sample = Sample(
             at=now,
@@ -320,21 +443,31 @@ class Regulator:
     async def _read(self, steered: _Steered, target: Target, endpoint: Endpoint) -> None:
         if self._clock() < steered.retry_at:
             return
-        uid = steered.pod.uid
+        pod = steered.pod
         try:
             answer = await self._engines.read_back(endpoint)
         except EngineError as error:
-            self._failed(steered, error)
+            if not _replaced(pod, steered.pod):
+                self._failed(steered, error)
             return
-        if answer.get("podUID") != uid:
+        if _replaced(pod, steered.pod):
+            return
+        if answer.get("podUID") != pod.uid:
             self._failed(
                 steered,
                 EngineRefused("WrongPod", "another pod answers at this address", 412, answer),
             )
             return
         self._take(steered, target, answer)
+        if not steered.untaken:
+            # That an engine can be read is no sign that it takes directives.
+            self._recovered(steered)
+        self._prove(steered, answer)
+
+    def _recovered(self, steered: _Steered) -> None:
         steered.control_error = None
         steered.control_failures = 0
+        steered.untaken = False
 
     def _take(self, steered: _Steered, target: Target, answer: dict[str, Any]) -> None:
         """Believe a read-back."""
@@ -345,8 +478,8 @@ class Regulator:
         first = steered.readback is None
         steered.readback = answer
         steered.read_at = now
-        steered.read_wanted = False
-        steered.epoch = max(steered.epoch, int(answer.get("epoch") or 0))
+        steered.read_wanted = steered.unsure = False
+        steered.epoch = max(steered.epoch, _epoch(answer))
         lease = answer.get("lease") or {}
         ours = lease.get("holder") == self._holder
         steered.lease_until = now + float(lease.get("remainingSeconds") or 0) if ours else 0.0
@@ -370,6 +503,9 @@ class Regulator:
         steered.retry_at = 0.0
         steered.epoch = 0
         steered.lease_until = 0.0
+        steered.unproved = None
+        steered.untaken = False
+        steered.ranks = None
         steered.memory = Memory.resume(
             steered.memory.mode, None if steered.memory.mode is None else steered.memory.since
         )
@@ -379,7 +515,9 @@ class Regulator:
             return  # the engine is read before anything is decided for it
         now = self._clock()
         was_stalled = steered.memory.stalled
-        verdict, steered.memory = policy.decide(target.policy, steered.memory, steered.sample, now)
+        verdict, steered.memory = policy.decide(
+            self._patient(target), steered.memory, steered.sample, now
+        )
         steered.verdict = verdict
         if steered.memory.stalled and not was_stalled:
             self._say(steered, "Warning", "EngineStalled", verdict.reason)
@@ -389,9 +527,10 @@ class Regulator:
             or not steered.readback.get("controllable")
         ):
             steered.wanted = None
+            self._at_rest(steered)
             return
         steered.wanted = directive.wanted(target.policy, target.draft, verdict.mode)
-        if steered.switching is not None or now < steered.retry_at:
+        if steered.switching is not None or steered.unsure or now < steered.retry_at:
             return
         lease = target.policy.lease_seconds
         if directive.matches(steered.readback, steered.wanted) is not None:
@@ -403,7 +542,18 @@ class Regulator:
         elif steered.lease_until - now <= lease * 2 / 3:
             epoch = steered.epoch
         else:
+            self._at_rest(steered)
             return
+        if epoch > steered.epoch:
+            ours = steered.readback.get("mode") != "auto"
+            steered.unproved = _Sent(
+                steered.wanted,
+                epoch,
+                verdict,
+                directive.is_on(steered.readback),
+                ours=ours,
+                announce=ours or steered.control_error is not None,
+            )
         body = directive.body(
             steered.wanted,
             pod_uid=steered.pod.uid,
@@ -414,29 +564,44 @@ class Regulator:
             deadline_ms=DEADLINE_MS,
             reason=steered.said or verdict.reason,
         )
-        steered.switching = self._spawn(self._switch(steered, target, verdict, body))
+        steered.switching = self._spawn(self._switch(steered, target, body))
 
-    async def _switch(
-        self, steered: _Steered, target: Target, verdict: Verdict, body: dict[str, Any]
-    ) -> None:
-        before = directive.is_on(steered.readback or {})
-        ours = (steered.readback or {}).get("mode") != "auto"
+    def _at_rest(self, steered: _Steered) -> None:
+        """There is nothing to send: what was not taken no longer matters, or was taken."""
+        if steered.untaken and not steered.unsure:
+            self._recovered(steered)
+
+    async def _switch(self, steered: _Steered, target: Target, body: dict[str, Any]) -> None:
+        pod = steered.pod
         try:
+            if not pod.usable:
+                return
             answer = await self._engines.switch(self._endpoint(steered, target), body)
         except EngineError as error:
-            self._refused(steered, error)
+            if not _replaced(pod, steered.pod):
+                self._refused(steered, error)
         else:
-            self._take(steered, target, answer)
-            recovered = steered.control_error is not None
-            steered.control_error = None
-            steered.control_failures = 0
-            after = directive.is_on(answer)
-            if after is not None and (before is not after or not ours):
-                self._switched(steered, verdict, after, announce=ours or recovered)
+            if not _replaced(pod, steered.pod):
+                self._take(steered, target, answer)
+                self._recovered(steered)
+                self._prove(steered, answer)
         finally:
-            steered.switching = None
-            if (now_target := self._targets.get(steered.pod.key)) is not None:
-                self._tell(steered, now_target)
+            # Interrupted, it has been replaced already.
+            if steered.switching is asyncio.current_task():
+                steered.switching = None
+        if (now_target := self._targets.get(steered.pod.key)) is not None:
+            self._tell(steered, now_target)
+
+    def _prove(self, steered: _Steered, answer: dict[str, Any]) -> None:
+        """Record a switch once the engine reports it, also where the acknowledgement was lost."""
+        sent = steered.unproved
+        if sent is None or answer["epoch"] < sent.epoch:
+            return
+        steered.unproved = None
+        after = directive.is_on(answer)
+        taken = answer["epoch"] == sent.epoch and directive.matches(answer, sent.setting) is None
+        if taken and after is not None and (sent.before is not after or not sent.ours):
+            self._switched(steered, sent.verdict, after, announce=sent.announce)
 
     def _switched(
         self, steered: _Steered, verdict: Verdict, after: bool, *, announce: bool
@@ -456,9 +621,11 @@ class Regulator:
 
     def _refused(self, steered: _Steered, error: EngineError) -> None:
         if isinstance(error, EngineRefused):
-            steered.epoch = max(steered.epoch, int(error.body.get("epoch") or 0))
+            steered.epoch = max(steered.epoch, _epoch(error.body))
+            if error.status < 500:
+                steered.unproved = None
         # Whatever went wrong, the engine is asked what it does before it is told again.
-        steered.read_wanted = True
+        steered.read_wanted = steered.unsure = steered.untaken = True
         self._failed(steered, error)
 
     def _failed(self, steered: _Steered, error: EngineError) -> None:
@@ -471,7 +638,7 @@ class Regulator:
                 self._say(steered, "Warning", "SpeculationSwitchFailed", f"{error.code}: {error}")
         if steered.control_failures > 1 or not tolerated:
             first, longest = BACKOFF
-            pause = min(first * 2 ** (steered.control_failures - 1), longest)
+            pause = min(first * 2 ** min(steered.control_failures - 1, 16), longest)
             steered.retry_at = self._clock() + pause
 
     def _say(self, steered: _Steered, kind: str, reason: str, message: str) -> None:
@@ -505,6 +672,7 @@ class Regulator:
             control_error=_shown(steered.control_error),
             sample_error=_shown(steered.sample_error) or (("SamplesStale", "") if stale else None),
             sampled=sample is not None,
+            ranks=steered.ranks,
             stalled=steered.memory.stalled,
             unreachable=policy.unreachable(target.policy, sample.capacity)
             if target is not None and sample is not None and sample.capacity is not None
@@ -517,7 +685,7 @@ class Regulator:
 
     def _stale(self, steered: _Steered, target: Target) -> bool:
         age = steered.memory.age(self._clock())
-        return age is not None and age > target.policy.stale_after_seconds
+        return age is not None and age > self._patient(target).stale_after_seconds
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Metrics by SpecServe, made when they are asked for (prometheus_client's Collector)."""
@@ -550,6 +718,17 @@ class Regulator:
                 list(key), sum(directive.is_on(s.readback or {}) is True for s in usable)
             )
         return [depth, age, enabled]
+
+
+def _replaced(before: Pod, now: Pod) -> bool:
+    """Whether an answer that was asked of `before` may be another engine's by now."""
+    return (before.ip, before.boot, before.alive) != (now.ip, now.boot, now.alive)
+
+
+def _epoch(answer: Mapping[str, Any]) -> int:
+    """The largest epoch an answer speaks of; one in doubt fences as well."""
+    known = (answer.get("epoch"), answer.get("unresolvedEpoch"))
+    return max((epoch for epoch in known if isinstance(epoch, int)), default=0)
 
 
 def _shown(error: EngineError | None) -> tuple[str, str] | None:

@@ -262,6 +262,32 @@ def _rule_problems(node: Schema) -> Iterator[str]:
             yield "string() in a messageExpression exceeds the CEL budget; use format"
 
 
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Where two schemas of the resource differ.
+
+    Descriptions, defaults and bounds are left out: they change what is refused, not what is kept.
+
+    Returns:
+        Paths of fields and enum values that only `ours` has, and those that only `theirs` has.
+    """
+    own, other = (set(_paths(each, "")) for each in (ours, theirs))
+    return sorted(own - other), sorted(other - own)
+
+
+def _paths(node: Mapping[str, Any], path: str) -> Iterator[str]:
+    for value in node.get("enum", ()):
+        yield f"{path}={value}"
+    for name, child in node.get("properties", {}).items():
+        # What every object has is the API server's own.
+        if not path and name in {"apiVersion", "kind", "metadata"}:
+            continue
+        below = f"{path}.{name}" if path else name
+        yield below
+        yield from _paths(child, below)
+    if isinstance(node.get("items"), dict):
+        yield from _paths(node["items"], f"{path}[]")
+
+
 def document() -> dict[str, Any]:
     """The whole CustomResourceDefinition as a manifest.
 

@@ -4,7 +4,7 @@ import socket
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,7 +27,7 @@ class Settings(BaseModel):
     )
     identity: str = Field(default="", description="This process in the Lease; unique.")
     watch_namespaces: tuple[str, ...] = Field(
-        default=(), description="Namespaces to serve, comma-separated; none means all."
+        default=(), description="Namespaces to serve, comma-separated; none, or *, means all."
     )
     http_port: int = Field(
         default=8080, ge=0, le=65535, description="Port of /metrics, /healthz and /readyz."
@@ -41,6 +41,29 @@ class Settings(BaseModel):
         default=10.0, ge=1, description="Longest time between two read-backs of one engine."
     )
     workers: int = Field(default=8, ge=1, description="SpecServes reconciled at once.")
+    api_connections: int = Field(
+        default=64, ge=4, description="Calls to the API server under way at once, but watches."
+    )
+    engine_image: str = Field(
+        default="", description="Image of engines whose SpecServe names none."
+    )
+    image_registry: str = Field(
+        default="", description="Registry put before engine images that name none."
+    )
+    engine_pull_secrets: tuple[str, ...] = Field(
+        default=(),
+        description="Pull secrets of engine pods whose SpecServe names none, comma-separated.",
+    )
+    network_policies: Literal["Ignore", "Remove", "Apply"] = Field(
+        default="Ignore",
+        description="Apply closes the admin port of engines to all but the operator, by a "
+        "NetworkPolicy for each SpecServe; Remove takes them away; Ignore needs no right.",
+    )
+    pod_labels: dict[str, str] = Field(
+        default={},
+        description="Labels of the operator's own pods, as KEY=VALUE, comma-separated; the "
+        "NetworkPolicies know it by them.",
+    )
     lease_seconds: float = Field(
         default=12.0, gt=0, description="Time without renewal after which another may lead."
     )
@@ -71,21 +94,32 @@ class Settings(BaseModel):
         Raises:
             BadSetting: A variable has a value that cannot be used.
         """
-        given: dict[str, object] = {
+        given: dict[str, Any] = {
             name: environ[PREFIX + name.upper()]
             for name in cls.model_fields
             if environ.get(PREFIX + name.upper())
         }
-        if "watch_namespaces" in given:
-            given["watch_namespaces"] = tuple(
-                part.strip() for part in str(given["watch_namespaces"]).split(",") if part.strip()
-            )
+        for name in ("watch_namespaces", "engine_pull_secrets"):
+            if name in given:
+                given[name] = tuple(dict.fromkeys(_parts(given[name])))
+        if "*" in given.get("watch_namespaces", ()):
+            given["watch_namespaces"] = ()
+        if "pod_labels" in given:
+            pairs = (part.partition("=") for part in _parts(given["pod_labels"]))
+            given["pod_labels"] = {key: value for key, _, value in pairs}
         if _NAMESPACE_FILE.exists():
             given.setdefault("namespace", _NAMESPACE_FILE.read_text().strip())
         given.setdefault("identity", f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
         try:
-            return cls.model_validate(given)
+            settings = cls.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
             name = PREFIX + str(first["loc"][0]).upper()
             raise BadSetting(f"{name}={environ.get(name)!r}: {first['msg']}") from None
+        if settings.network_policies == "Apply" and not settings.pod_labels:
+            raise BadSetting(f"{PREFIX}NETWORK_POLICIES=Apply needs {PREFIX}POD_LABELS")
+        return settings
+
+
+def _parts(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]

@@ -1,4 +1,4 @@
-"""What an engine's answers say about its load: `/v1/loads` and `/metrics` to a `Reading`.
+"""What an engine's answers say: `/v1/loads` and `/metrics` to a `Reading`; the read-back's types.
 
 Shapes as real servers give them (SGLang 0.5.16 and 0.5.23). Pure: text and JSON in, values or
 `Unreadable` out. Absent, NaN or negative is never zero.
@@ -129,6 +129,45 @@ def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Rea
         tokens_total=_total(tokens, names.tokens) if tokens else None,
         ranks=len(shares),
     )
+
+
+def checked_read_back(body: Any) -> dict[str, Any]:
+    """Hold an engine's read-back to the types that the operator relies on.
+
+    Raises:
+        Unreadable: A member has another type; the message names it.
+    """
+    if not isinstance(body, dict):
+        raise Unreadable("the read-back is no JSON object")
+    for field, kind in (("podUID", str), ("bootID", str), ("mode", str), ("controllable", bool)):
+        if not isinstance(body.get(field), kind):
+            raise Unreadable(f"the read-back's {field} is no {kind.__name__}")
+    if not _countable(body.get("epoch")):
+        raise Unreadable("the read-back's epoch is no count")
+    lease = body.get("lease") or {}
+    if not isinstance(lease, dict) or not _countable(lease.get("remainingSeconds") or 0):
+        raise Unreadable("the read-back's lease is no lease")
+    tiers = _objects(body, "tiers")
+    groups = _objects(body, "groups")
+    ranks = [rank for group in groups for rank in _objects(group, "ranks")]
+    stats = [stat for group in groups for stat in _objects(group, "stats")]
+    for items, fields in (
+        (tiers, ("steps",)),
+        (ranks, ("activeSteps", "decodeRounds")),
+        (stats, ("steps", "rounds", "acceptLength")),
+    ):
+        for item in items:
+            for field in fields:
+                if not _countable(item.get(field) or 0):
+                    raise Unreadable(f"the read-back's {field} is no count")
+    return body
+
+
+def _objects(body: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
+    items = body.get(field) or []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise Unreadable(f"the read-back's {field} is no list of objects")
+    return items
 
 
 def _total(series: Iterable[tuple[Mapping[str, str], float]], name: str) -> int:

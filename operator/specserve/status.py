@@ -5,7 +5,7 @@ observations give equal statuses, and equal statuses are not written.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve import api, conditions, names
@@ -31,6 +31,7 @@ class Engine:
         control_error: Code and message of the last failed call, None if the last one worked.
         sample_error: Likewise for load readings.
         sampled: Whether there is a load reading.
+        ranks: Data-parallel ranks that the reading covers; None if there is none.
         stalled: Whether the engine sits on a queue without making tokens.
         unreachable: Why the threshold can never be passed, None if it can.
         epoch: The largest epoch it reported.
@@ -49,6 +50,7 @@ class Engine:
     control_error: tuple[str, str] | None = None
     sample_error: tuple[str, str] | None = None
     sampled: bool = False
+    ranks: int | None = None
     stalled: bool = False
     unreachable: str | None = None
     epoch: int = 0
@@ -92,12 +94,14 @@ def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
         now_iso: The time, RFC 3339, for conditions that change.
         at_iso: Turns wall-clock seconds into RFC 3339.
     """
+    # In one order, whatever the order in which they were found, or the words would differ.
+    seen = replace(seen, engines=sorted(seen.engines, key=lambda engine: engine.name))
     alive = [pod for pod in seen.pods if pod.alive]
     ready = sum(pod.usable for pod in alive)
     desired = seen.spec.replicas if seen.spec else 0
     observed = [
         *_workload(seen, alive, ready, desired),
-        _metrics(seen.engines),
+        _metrics(seen),
         _health(seen.engines),
         _control(seen),
         _settled(seen),
@@ -190,7 +194,7 @@ def _cause(seen: Observation, alive: Sequence[Pod]) -> Trouble | None:
     leaving = any(pod.leaving for pod in seen.pods)
     found = sorted(
         (
-            (_SEVERITY.index(pod.trouble.reason), pod.name, pod.trouble)
+            (_severity(pod.trouble), pod.name, pod.trouble)
             for pod in alive
             # A pod on its way out still holds its GPU: waiting for it is no failure.
             if pod.trouble and not (leaving and pod.trouble.reason == "Unschedulable")
@@ -203,6 +207,13 @@ def _cause(seen: Observation, alive: Sequence[Pod]) -> Trouble | None:
     if seen.deployment is not None and seen.deployment.problem:
         return Trouble(conditions.REPLICAS_NOT_READY, seen.deployment.problem)
     return None
+
+
+def _severity(trouble: Trouble) -> int:
+    try:
+        return _SEVERITY.index(trouble.reason)
+    except ValueError:
+        return len(_SEVERITY)
 
 
 def _available(ready: int, desired: int) -> Condition:
@@ -222,7 +233,8 @@ def _listed(engines: Sequence[Engine], what: Any) -> str:
     return shown + (f"; and {len(engines) - 3} more" if len(engines) > 3 else "")
 
 
-def _metrics(engines: Sequence[Engine]) -> Condition:
+def _metrics(seen: Observation) -> Condition:
+    engines = seen.engines
     if not engines:
         return Condition("MetricsFresh", "Unknown", conditions.NO_PODS, "no pod is ready")
     blind = [engine for engine in engines if engine.sample_error]
@@ -238,6 +250,16 @@ def _metrics(engines: Sequence[Engine]) -> Condition:
     if not all(engine.sampled for engine in engines):
         return Condition(
             "MetricsFresh", "Unknown", conditions.NO_SAMPLES, "waiting for the first readings"
+        )
+    ranks = seen.spec.engine.data_parallel if seen.spec else 1
+    partial = [engine for engine in engines if engine.ranks is not None and engine.ranks < ranks]
+    if partial:
+        return Condition(
+            "MetricsFresh",
+            "False",
+            conditions.RANKS_MISSING,
+            f"the load may be higher than what is read of it: {partial[0].name} shows "
+            f"{partial[0].ranks} of {ranks} data-parallel ranks (engine.dataParallel)",
         )
     return Condition("MetricsFresh", "True", conditions.SAMPLES_FRESH)
 

@@ -55,6 +55,35 @@ watched = Gauge(
     ["resource"],
     registry=registry,
 )
+foreign = Gauge(
+    "specserve_foreign_specserves",
+    "SpecServes that are left alone because another installation serves them.",
+    registry=registry,
+)
+namespaces = Gauge(
+    "specserve_namespaces",
+    "Namespaces of the list to watch: served, or waiting for rights there.",
+    ["state"],
+    registry=registry,
+)
+schema_fields = Gauge(
+    "specserve_schema_differences",
+    "Fields in which the installed schema differs from the operator's: lacking ones the operator "
+    "knows, unknown ones it does not.",
+    ["kind"],
+    registry=registry,
+)
+api_requests = Counter(
+    "specserve_api_requests_total",
+    "Calls to the API server by verb and answer, but for those of the watch of SpecServes.",
+    ["verb", "code"],
+    registry=registry,
+)
+api_waiting = Gauge(
+    "specserve_api_requests_waiting",
+    "Calls that wait because as many as allowed are under way.",
+    registry=registry,
+)
 leader = Gauge("specserve_leader", "1 while this process leads.", registry=registry)
 
 
@@ -73,6 +102,11 @@ class Health:
     def watch(self, name: str, last: Callable[[], float], limit: float) -> None:
         """Call the process unhealthy when `last()` is more than `limit` seconds ago."""
         self._checks[name] = (last, limit)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Watch these no more."""
+        for name in names:
+            self._checks.pop(name, None)
 
     def clear(self) -> None:
         """Forget all checks, as when a leader steps down."""

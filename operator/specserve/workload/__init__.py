@@ -15,10 +15,14 @@ from specserve.workload.objects import (
     engine_config,
     owner_reference,
 )
+from specserve.workload.provision import NONE_PROVIDED, Peer, Provision
 
 __all__ = [
+    "NONE_PROVIDED",
     "Manifest",
     "Owner",
+    "Peer",
+    "Provision",
     "UnusableArgument",
     "UnusableSpec",
     "credentials",

@@ -9,6 +9,7 @@ import yaml
 from specserve import names
 from specserve.api import SpecServeSpec
 from specserve.workload.pod import template
+from specserve.workload.provision import NONE_PROVIDED, Peer, Provision
 
 Manifest = dict[str, Any]
 
@@ -43,15 +44,23 @@ def owner_reference(owner: Owner) -> Manifest:
     }
 
 
-def desired(owner: Owner, spec: SpecServeSpec) -> list[Manifest]:
+def desired(
+    owner: Owner, spec: SpecServeSpec, provision: Provision = NONE_PROVIDED
+) -> list[Manifest]:
     """Everything the SpecServe needs except its credentials, in the order of creation.
+
+    Args:
+        owner: the SpecServe.
+        spec: its spec.
+        provision: what the installation adds to all.
 
     Raises:
         UnusableSpec: no pod can be made of the spec; the message names the field to change.
     """
-    deployment = _deployment(owner, spec)
+    deployment = _deployment(owner, spec, provision)
     accounts = [] if spec.pod.service_account_name else [_service_account(owner)]
-    return [*accounts, _service(owner), deployment]
+    policies = [_network_policy(owner, provision.admin)] if provision.admin else []
+    return [*accounts, *policies, _service(owner), deployment]
 
 
 def credentials(
@@ -63,6 +72,7 @@ def credentials(
     nonce: str,
     config_yaml: str,
     rotated: str | None = None,
+    holder: str = "",
 ) -> Manifest:
     """The Secret of engine credentials.
 
@@ -75,6 +85,8 @@ def credentials(
         nonce: whole number that orders on SGLang's own route must carry.
         config_yaml: what `engine_config` made of the keys.
         rotated: the last value of the rotation annotation that was honoured.
+        holder: the installation that serves the SpecServe. As the Secret is created and not
+            applied, of two that try at once only one is named in it.
     """
     values = {
         names.KEY_PLUGIN_TOKEN: plugin_token,
@@ -84,8 +96,13 @@ def credentials(
         names.KEY_CONFIG: config_yaml,
     }
     secret = _object(owner, "v1", "Secret", names.credentials_secret(owner.name))
+    annotations = {}
     if rotated is not None:
-        secret["metadata"]["annotations"] = {names.ANNOTATION_ROTATED: rotated}
+        annotations[names.ANNOTATION_ROTATED] = rotated
+    if holder:
+        annotations[names.ANNOTATION_OPERATOR] = holder
+    if annotations:
+        secret["metadata"]["annotations"] = annotations
     secret["type"] = "Opaque"
     secret["data"] = {
         key: base64.b64encode(value.encode()).decode() for key, value in values.items()
@@ -142,7 +159,38 @@ def _service(owner: Owner) -> Manifest:
     return service
 
 
-def _deployment(owner: Owner, spec: SpecServeSpec) -> Manifest:
+def _network_policy(owner: Owner, admin: Peer) -> Manifest:
+    """Closes the admin port to all but the operator; every other port stays as open as it was."""
+    policy = _object(owner, "networking.k8s.io/v1", "NetworkPolicy", owner.name)
+    others = [(1, names.PORT_ADMIN - 1), (names.PORT_ADMIN + 1, 65_535)]
+    policy["spec"] = {
+        "podSelector": {"matchLabels": names.selector(owner.name)},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {
+                "ports": [
+                    *({"protocol": "TCP", "port": low, "endPort": high} for low, high in others),
+                    {"protocol": "UDP"},
+                    {"protocol": "SCTP"},
+                ]
+            },
+            {
+                "from": [
+                    {
+                        "namespaceSelector": {
+                            "matchLabels": {names.LABEL_NAMESPACE: admin.namespace}
+                        },
+                        "podSelector": {"matchLabels": dict(admin.labels)},
+                    }
+                ],
+                "ports": [{"protocol": "TCP", "port": names.PORT_ADMIN}],
+            },
+        ],
+    }
+    return policy
+
+
+def _deployment(owner: Owner, spec: SpecServeSpec, provision: Provision) -> Manifest:
     deployment = _object(owner, "apps/v1", "Deployment", owner.name)
     deployment["spec"] = {
         "replicas": spec.replicas,
@@ -152,7 +200,7 @@ def _deployment(owner: Owner, spec: SpecServeSpec) -> Manifest:
         # while its pod still loads.
         "progressDeadlineSeconds": spec.engine.startup_budget_seconds + BEFORE_START_SECONDS,
         "revisionHistoryLimit": 3,
-        "template": template(owner.name, spec),
+        "template": template(owner.name, spec, provision),
     }
     return deployment
 

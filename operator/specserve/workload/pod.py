@@ -14,6 +14,7 @@ from specserve.workload.arguments import (
     arguments,
     parallelism,
 )
+from specserve.workload.provision import NONE_PROVIDED, Provision, engine_image
 
 #: Volumes of the operator's begin so; a user's may not.
 VOLUME_PREFIX: Final = "specserve-"
@@ -79,7 +80,9 @@ def _below(directory: str, inside: str) -> str:
     return posixpath.normpath(f"{directory}/{posixpath.normpath(f'/{inside}').lstrip('/')}")
 
 
-def template(name: str, spec: SpecServeSpec) -> dict[str, Any]:
+def template(
+    name: str, spec: SpecServeSpec, provision: Provision = NONE_PROVIDED
+) -> dict[str, Any]:
     """The pod template of the SpecServe `name`.
 
     Raises:
@@ -93,7 +96,7 @@ def template(name: str, spec: SpecServeSpec) -> dict[str, Any]:
     volumes, mounts = _volumes(name, spec, found)
     container = {
         "name": names.ENGINE_CONTAINER,
-        "image": spec.engine.image,
+        "image": engine_image(spec.engine.image, provision),
         "args": arguments(spec, model.path, draft.path if draft else None),
         "env": list(_environment(spec)),
         "ports": [
@@ -111,6 +114,7 @@ def template(name: str, spec: SpecServeSpec) -> dict[str, Any]:
         ),
     }
     pod = spec.pod
+    pull_secrets = pod.image_pull_secrets or [{"name": each} for each in provision.pull_secrets]
     own_account = pod.service_account_name is None
     return {
         "metadata": {
@@ -141,7 +145,7 @@ def template(name: str, spec: SpecServeSpec) -> dict[str, Any]:
                 runtimeClassName=pod.runtime_class_name,
                 priorityClassName=pod.priority_class_name,
                 schedulerName=pod.scheduler_name,
-                imagePullSecrets=pod.image_pull_secrets,
+                imagePullSecrets=pull_secrets,
             ),
         },
     }
