@@ -134,8 +134,7 @@ class Kube:
         telemetry.api_requests.labels(method, str(response.status)).inc()
         if response.status >= 400:
             raise _refused(response, text)
-        decoded: Object = json.loads(text)
-        return decoded
+        return _decoded(text, f"{method} {path}")
 
     async def watch(
         self, path: str, query: Mapping[str, str], idle: float = WATCH_IDLE
@@ -160,8 +159,8 @@ class Kube:
             async with response:
                 if response.status >= 400:
                     raise _refused(response, await response.read())
-                while line := await response.content.readline():
-                    event: Object = json.loads(line)
+                while line := await _line(response.content):
+                    event = _decoded(line, f"watch {path}")
                     if event["type"] == "ERROR":
                         raise _status(event["object"])
                     yield event
@@ -196,6 +195,24 @@ class Kube:
         )
         response: aiohttp.ClientResponse = answer.response
         return response
+
+
+async def _line(stream: aiohttp.StreamReader) -> bytes:
+    try:
+        return await stream.readline()
+    except ValueError as error:  # aiohttp's word for a line longer than its buffer
+        raise KubeUnreachable(f"a watch event is too long: {error}") from error
+
+
+def _decoded(text: bytes, what: str) -> Object:
+    """Decode an answer. What is no object was cut off, or comes from a proxy in between."""
+    try:
+        decoded = json.loads(text)
+    except ValueError:
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise KubeUnreachable(f"{what}: the answer is no JSON object")
+    return decoded
 
 
 def describe(error: BaseException) -> str:

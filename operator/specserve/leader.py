@@ -8,7 +8,6 @@ unreachable server leaves the work running (kubernetes 37.0.2).
 """
 
 import asyncio
-import contextlib
 import datetime
 import logging
 import time
@@ -66,10 +65,12 @@ class Elector:
         Raises:
             LeadershipLost: The lease was lost; `work` has been cancelled and awaited.
         """
-        while not await self._try():  # noqa: ASYNC110 - polling is what a Lease asks for
-            await asyncio.sleep(max(self._retry, self._asked_to_wait))
+        while True:
+            renewed = time.monotonic()
+            if await self._try(self._retry):
+                break
+            await asyncio.sleep(self._retry)
         log.info("leading as %s", self._identity)
-        renewed = time.monotonic()
         task = asyncio.ensure_future(work())
         try:
             while True:
@@ -78,28 +79,28 @@ class Elector:
                     await task
                     return
                 started = time.monotonic()
-                if await self._try():
+                left = renewed + self._renew - started
+                if left > 0 and await self._try(min(self._retry, left)):
                     renewed = started
-                elif time.monotonic() - renewed > self._renew - self._retry:
-                    # The next try could end after the lease: stop while it still is ours.
-                    raise LeadershipLost(f"no renewal for {time.monotonic() - renewed:.1f} s")
+                    continue
+                if self._seen is not None and self._seen[0] not in ("", self._identity):
+                    raise LeadershipLost(f"{self._seen[0]} holds the lease")
+                silent = time.monotonic() - renewed
+                if silent > self._renew - self._retry:
+                    # The next try would begin too late: stop while the lease still is ours.
+                    raise LeadershipLost(f"no renewal for {silent:.1f} s")
         finally:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-            await self._release()
+            try:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            finally:
+                await self._release()
 
-    async def _try(self) -> bool:
-        self._asked_to_wait = 0.0
+    async def _try(self, limit: float) -> bool:
         try:
-            async with asyncio.timeout(self._retry):
+            async with asyncio.timeout(limit):
                 return await self._step()
-        except KubeRefused as error:
-            # A leader goes on trying, or it would have to stop.
-            self._asked_to_wait = error.retry_after
-            log.warning("lease %s: %s", self._name, error)
-            return False
         except (KubeError, TimeoutError) as error:
             log.warning("lease %s: %s", self._name, str(error) or "timed out")
             return False
@@ -121,7 +122,7 @@ class Elector:
                 urgent=True,
             )
             return True
-        spec = lease.setdefault("spec", {})
+        spec = lease["spec"] = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         mark = (holder, spec.get("renewTime") or "")
         if mark != self._seen:
@@ -158,10 +159,10 @@ class Elector:
         try:
             async with asyncio.timeout(self._retry):
                 lease = await self._kube.call("GET", self._path, timeout=self._retry, urgent=True)
-                if lease["spec"].get("holderIdentity") != self._identity:
+                spec = lease.get("spec") or {}
+                if spec.get("holderIdentity") != self._identity:
                     return
-                lease["spec"]["holderIdentity"] = ""
-                lease["spec"]["leaseDurationSeconds"] = 1
+                lease["spec"] = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._kube.call(
                     "PUT", self._path, body=lease, timeout=self._retry, urgent=True
                 )

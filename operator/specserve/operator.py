@@ -289,11 +289,12 @@ async def _serve(
     )
     try:
         await asyncio.wait({watch, moved, *others}, return_when=asyncio.FIRST_COMPLETED)
-        if watch.done():
-            return await _ended(watch)
-        if not moved.done():
-            await _first_failure(others)
-        return False
+        if moved.done():
+            await moved
+            return False
+        await _first_failure(others)
+        # None has failed: kopf is ending, and has cancelled them in its clean-up.
+        return await _ended(watch)
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)

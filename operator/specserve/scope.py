@@ -1,0 +1,180 @@
+"""What there is to serve: whether the kind is installed, in which schema, and in which namespaces.
+
+All of it is found out without a right in the cluster at large. Discovery and the published schema
+are open to every ServiceAccount; whether there are rights in a namespace shows when they are used.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specserve import names, schema, telemetry
+from specserve.kube import Kube, KubeError, KubeRefused
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at what there is.
+LOOK = 10.0
+#: Seconds between two looks while there is nothing to serve, and between two lines about it.
+LOOK_FOR_ANY = 2.0
+SAY_AGAIN = 60.0
+
+_GROUP = f"/apis/{names.API_VERSION}"
+#: The kind must have been gone in so many looks: an aggregated answer may lag for a moment.
+_GONE_LOOKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is served.
+
+    Attributes:
+        namespaces: The served ones; empty means all.
+        waiting: Those of the list in which there are no rights, as before they exist.
+    """
+
+    namespaces: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
+
+
+async def installed(kube: Kube) -> bool:
+    """Whether the API server serves SpecServes.
+
+    Raises:
+        KubeError: It did not say.
+    """
+    try:
+        listed = await kube.call("GET", _GROUP)
+    except KubeRefused as error:
+        if error.status == 404:
+            return False
+        raise
+    return any(one["name"] == names.PLURAL for one in listed["resources"])
+
+
+async def find(kube: Kube, wanted: Sequence[str]) -> Scope | None:
+    """What can be served now; None if there is nothing.
+
+    Args:
+        kube: Connection to the API server.
+        wanted: Namespaces to serve; empty means all.
+
+    Raises:
+        KubeError: The API server did not say.
+    """
+    if not await installed(kube):
+        return None
+    rights = await asyncio.gather(*(_may_list(kube, namespace) for namespace in wanted))
+    served = tuple(name for name, may in zip(wanted, rights, strict=True) if may)
+    if wanted:
+        telemetry.namespaces.labels("served").set(len(served))
+        telemetry.namespaces.labels("waiting").set(len(wanted) - len(served))
+        if not served:
+            return None
+    return Scope(served, tuple(name for name in wanted if name not in served))
+
+
+async def wait(kube: Kube, wanted: Sequence[str]) -> Scope:
+    """Wait until there is something to serve, and say what is missing."""
+    loop = asyncio.get_running_loop()
+    said = -SAY_AGAIN
+    while True:
+        pause = LOOK_FOR_ANY
+        missing = f"the kind {names.PLURAL}.{names.GROUP} is not installed: apply the CRD"
+        try:
+            scope = await find(kube, wanted)
+            if scope is not None:
+                for name in scope.waiting:
+                    log.warning("namespace %s: no rights there yet; does it exist?", name)
+                return scope
+            if wanted and await installed(kube):
+                missing = f"no rights on {names.PLURAL} in {', '.join(wanted)}; do they exist?"
+        except KubeError as error:
+            missing = f"looking for {names.PLURAL}.{names.GROUP}: {error}"
+            if isinstance(error, KubeRefused):
+                pause = max(pause, error.retry_after)
+        if loop.time() - said >= SAY_AGAIN:
+            log.warning("nothing to serve yet: %s", missing)
+            said = loop.time()
+        await asyncio.sleep(pause)
+
+
+async def changed(kube: Kube, wanted: Sequence[str], scope: Scope) -> None:
+    """Return when something else can be served than before."""
+    gone = 0
+    pause = LOOK
+    while True:
+        await asyncio.sleep(pause)
+        pause = LOOK
+        try:
+            now = await find(kube, wanted)
+        except KubeError as error:
+            if isinstance(error, KubeRefused):
+                pause = max(pause, error.retry_after)
+            continue
+        gone = gone + 1 if now is None else 0
+        if gone >= _GONE_LOOKS or (now is not None and now != scope):
+            log.warning("what can be served has changed: %s, was %s", now, scope)
+            return
+
+
+async def compare(kube: Kube) -> tuple[str, str] | None:
+    """Hold the installed schema against our own.
+
+    Returns:
+        Whether the installed one is `older`, `newer` or `different`, and in what, in one line;
+        None if the two agree or the installed one is not published.
+
+    Raises:
+        KubeError: The API server did not say.
+    """
+    try:
+        published = await kube.call("GET", f"/openapi/v3{_GROUP}", timeout=30.0)
+    except KubeRefused as error:
+        if error.status in {403, 404}:
+            log.warning("the installed schema is not published and cannot be compared: %s", error)
+            return None
+        raise
+    theirs = _of_our_kind(published)
+    if theirs is None:
+        return None
+    ours = schema.document()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    lacking, unknown = schema.differences(ours, theirs)
+    telemetry.schema_fields.labels("lacking").set(len(lacking))
+    telemetry.schema_fields.labels("unknown").set(len(unknown))
+    parts = []
+    if lacking:
+        parts.append(f"it lacks {_some(lacking)}")
+    if unknown:
+        parts.append(f"this operator does not know {_some(unknown)}")
+    if not parts:
+        return None
+    kind = "different" if lacking and unknown else "older" if lacking else "newer"
+    return kind, "; ".join(parts)
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return ", ".join(paths[:5]) + more
+
+
+def _of_our_kind(published: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for candidate in (published.get("components") or {}).get("schemas", {}).values():
+        for kind in candidate.get("x-kubernetes-group-version-kind", ()):
+            if (kind.get("group"), kind.get("kind")) == (names.GROUP, names.KIND):
+                found: Mapping[str, Any] = candidate
+                return found
+    return None
+
+
+async def _may_list(kube: Kube, namespace: str) -> bool:
+    path = f"{_GROUP}/namespaces/{namespace}/{names.PLURAL}"
+    try:
+        await kube.call("GET", path, query={"limit": "1"})
+    except KubeRefused as error:
+        if error.status in {403, 404}:
+            return False
+        raise
+    return True
