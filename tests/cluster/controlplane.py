@@ -186,7 +186,7 @@ class ControlPlane:
             until(partial(self._established, f"{path}/{name}"), name, START_SECONDS)
 
     def _established(self, path: str) -> bool:
-        conditions = self.api.get(path).get("status", {}).get("conditions", [])
+        conditions = self.api.get(path).get("status", {}).get("conditions") or []
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
     def _daemon(self, name: str, arguments: list[str]) -> Daemon:
