@@ -12,14 +12,12 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -31,6 +29,7 @@ from specserve_sim.launch import addresses
 from tests.bench.measure import Meter
 from tests.bench.report import BUILD, ROOT
 from tests.cluster.light import LightCluster, light_cluster
+from tests.cluster.processes import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
@@ -73,47 +72,6 @@ class BenchError(Exception):
 
 
 @dataclass(slots=True)
-class Process:
-    """A child of this process, with its output in a file."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
-
-    def check(self) -> None:
-        """Raise BenchError if it has ended."""
-        if self.process.poll() is not None:
-            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-            raise BenchError(f"{self.name} ended with {self.process.returncode}:\n{tail}")
-
-    def stop(self) -> None:
-        """Ask it to end, and wait for that."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-
-def start(name: str, argv: list[str], env: Mapping[str, str]) -> Process:
-    """Start a process whose output goes to build/bench/logs."""
-    log = BUILD / "logs" / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            argv, env={**os.environ, **env}, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
-        )
-    return Process(name, process, log)
-
-
-@dataclass(slots=True)
 class Bed:
     """What runs; made by `bed`.
 
@@ -124,26 +82,34 @@ class Bed:
         fleet: the process of all engines.
         engines: their addresses; the first is also where the fleet's own knobs are.
         operator: the operator's process, None while none runs.
+        credentials: of all engines, as arguments of `workload.credentials`.
+        audit: the log of the operator's writes, read as far as they are counted.
+        port: of the operator's own metrics.
         pods: address by name of the pods that were brought up.
+        written: the operator's writes that were read from the log, by resource.
+        unread: the beginning of a line of the log whose end was not there yet.
     """
 
     cluster: LightCluster
     kube: Kube
     http: aiohttp.ClientSession
-    fleet: Process
+    fleet: Daemon
     engines: list[str]
     credentials: Mapping[str, str]
-    operator: Process | None = None
+    audit: TextIO
+    operator: Daemon | None = None
     port: int = 0
     pods: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    unread: str = ""
 
     # -- processes ----------------------------------------------------------------------------
 
     def start_operator(self) -> None:
         """Start the operator under its own service account, with its own rights."""
         self.port = free_port()
-        self.operator = start(
+        self.operator = daemon(
+            self.cluster,
             "operator",
             [sys.executable, "-m", "specserve.cli", "run"],
             {
@@ -152,9 +118,9 @@ class Bed:
                 "NO_PROXY": "127.0.0.0/8",
                 "SPECSERVE_OPERATOR_NAMESPACE": OPERATOR_NAMESPACE,
                 "SPECSERVE_OPERATOR_HTTP_PORT": str(self.port),
-                **self.settings,
             },
         )
+        self.operator.start()
 
     def stop_operator(self) -> None:
         """End the operator; it gives its lease back."""
@@ -178,12 +144,12 @@ class Bed:
 
     def writes(self) -> dict[str, int]:
         """The operator's writes to the API server so far, by resource."""
-        counted: dict[str, int] = {}
-        for event in self.cluster.audit_events(OPERATOR_USER):
-            about = event["objectRef"]
+        *lines, self.unread = (self.unread + self.audit.read()).split("\n")
+        for line in lines:
+            about = json.loads(line)["objectRef"]
             what = "/".join(filter(None, (about["resource"], about.get("subresource", ""))))
-            counted[what] = counted.get(what, 0) + 1
-        return counted
+            self.written[what] = self.written.get(what, 0) + 1
+        return dict(self.written)
 
     async def metrics(self, *wanted: str) -> dict[str, float]:
         """The operator's own metrics, by name and labels; only those of these names if given."""
@@ -262,7 +228,7 @@ class Bed:
                 await together(self._run(name, address) for name, (address, _) in batch.items())
             return len(self.pods) >= count
 
-        await self.until(all_up, f"{count} pods", seconds)
+        await self.until(all_up, f"{count} pods", seconds, _pause(count))
 
     async def _pod_uids(self) -> list[tuple[str, str]]:
         found = []
@@ -297,7 +263,7 @@ class Bed:
             page = await self.kube.call("GET", _collection(), timeout=60)
             return all(_is_settled(item) for item in page["items"])
 
-        await self.until(all_settled, "all SpecServes settled", seconds)
+        await self.until(all_settled, "all SpecServes settled", seconds, _pause(len(self.pods)))
 
     async def quiet(self, seconds: float = 3.0, longest: float = 120.0) -> None:
         """Wait until the operator has written nothing but its lease for so many seconds.
@@ -331,9 +297,9 @@ class Bed:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not await holds():
-                    self.fleet.check()
-                    if self.operator is not None:
-                        self.operator.check()
+                    for each in (self.fleet, self.operator):
+                        if each is not None and not each.running:
+                            raise BenchError(f"{what}: {each.name} ended. {each.tail(20)}")
                     await asyncio.sleep(pause)
                 return
         raise BenchError(f"{what}: not within {seconds:g} s")
@@ -345,37 +311,45 @@ async def bed(engines: int) -> AsyncIterator[Bed]:
     audit = BUILD / "audit-policy.json"
     audit.parent.mkdir(parents=True, exist_ok=True)
     audit.write_text(json.dumps(AUDIT))
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(
-            light_cluster(
-                crds=[ROOT / "crds"], controllers=CONTROLLERS, scheduler=False, audit=audit
-            )
-        )
+    with light_cluster(
+        crds=[ROOT / "crds"], controllers=CONTROLLERS, scheduler=False, audit=audit
+    ) as cluster:
         cluster.kubectl("apply", "-f", str(ROOT / "examples" / "install" / "rbac.yaml"))
         cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         credentials = _credentials()
-        fleet = _fleet(engines, cluster.directory / "credentials", credentials)
-        stack.callback(fleet.stop)
+        fleet = _fleet(cluster, engines, credentials)
+        fleet.start()
+        log = cluster.logs / "audit.log"
+        log.touch(0o600)
         async with (
             await _connect(cluster.kubeconfig) as kube,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as http,
         ):
-            made = Bed(
-                cluster=cluster,
-                kube=kube,
-                http=http,
-                fleet=fleet,
-                engines=addresses(FIRST_ADDRESS, engines),
-                credentials=credentials,
-            )
-            stack.callback(made.stop_operator)
+            with log.open() as audit_log:
+                made = Bed(
+                    cluster=cluster,
+                    kube=kube,
+                    http=http,
+                    fleet=fleet,
+                    engines=addresses(FIRST_ADDRESS, engines),
+                    credentials=credentials,
+                    audit=audit_log,
+                )
 
-            async def serving() -> bool:
-                return b'"ready"' in fleet.log.read_bytes()
+                async def serving() -> bool:
+                    return b'"ready"' in fleet.log.read_bytes()
 
-            await made.until(serving, "the engines", 60)
-            await made.behave(CALM)
-            yield made
+                await made.until(serving, "the engines", 60)
+                await made.behave(CALM)
+                yield made
+
+
+def daemon(cluster: LightCluster, name: str, argv: list[str], env: Mapping[str, str]) -> Daemon:
+    """A process that ends with this one, however that ends; its output is in build/bench/logs."""
+    log = BUILD / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")
+    return Daemon(name, argv, log, cluster._keeper, {**os.environ, **env})
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]], most: int = IN_FLIGHT) -> None:
@@ -395,6 +369,11 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _pause(pods: int) -> float:
+    # A list of 1,000 pods is 10 MB: looking must not be what is measured.
+    return max(POLL_SECONDS, pods / 1000)
 
 
 async def _connect(kubeconfig: Path) -> Kube:
@@ -417,10 +396,12 @@ def _credentials() -> dict[str, str]:
     }
 
 
-def _fleet(count: int, folder: Path, credentials: Mapping[str, str]) -> Process:
+def _fleet(cluster: LightCluster, count: int, credentials: Mapping[str, str]) -> Daemon:
+    folder = cluster.directory / "credentials"
     folder.mkdir()
     (folder / names.KEY_PLUGIN_TOKEN).write_text(credentials["plugin_token"])
-    return start(
+    return daemon(
+        cluster,
         "engines",
         [
             str(Path(sys.executable).with_name("specserve-sim")),
