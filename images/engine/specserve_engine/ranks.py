@@ -68,6 +68,8 @@ class RankState:
         running: Requests being decoded.
         queued: Requests waiting.
         last_error: The last thing that went wrong, in one line.
+        obeyed_at: When it launched the first batch under the order it obeys, seconds of the
+            engine's monotonic clock; None before.
     """
 
     rank: int
@@ -79,6 +81,7 @@ class RankState:
     running: int | None = None
     queued: int | None = None
     last_error: str | None = None
+    obeyed_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,7 @@ def groups_json(groups: Sequence[GroupState]) -> list[dict[str, Any]]:
                     "running": state.running,
                     "queued": state.queued,
                     "lastError": state.last_error,
+                    "obeyedAt": state.obeyed_at,
                 }
                 for state in group.ranks
             ],
