@@ -48,9 +48,9 @@ BURST_SECONDS = 0.05
 SHORTEST_TURN = 0.01
 #: Seconds behind time at which the loop counts as overloaded, of the rate that is left at least
 #: then, and until all of it is back.
-LATE_SECONDS = 0.1
+LATE_SECONDS = 0.25
 LEAST_SHARE = 0.05
-RECOVERY_SECONDS = 10.0
+RECOVERY_SECONDS = 5.0
 #: Periods in force within which a reading is not stale yet, whatever the policy says: one that
 #: is not due yet is not lost.
 STALE_PERIODS = 3
@@ -134,7 +134,8 @@ class _Pace:
 
     The budget says what may be asked of engines, not what the processor has left. A starved
     process that starts calls at its full rate finishes none of them in time, and the lease is
-    not renewed either; so the rate halves while the loop is late and comes back by and by.
+    not renewed either; so the rate halves while the loop is late and comes back by and by. What
+    is due meanwhile starts later, in the order in which it became due.
 
     Args:
         rate: Most readings a second.
@@ -215,6 +216,7 @@ class Regulator:
         self._rates: dict[Key, float] = {}
         self._rate = 0.0
         self._stretch = 1.0
+        self._asked = 1.0
         self._pace = _Pace(samples_per_second * HEADROOM, clock())
         #: Monotonic time of the last turn of the loop, for the liveness probe.
         self.beat = clock()
@@ -339,6 +341,7 @@ class Regulator:
         self._restretch()
 
     def _restretch(self) -> None:
+        self._asked = max(1.0, self._rate / self._budget)
         stretch = max(1.0, self._rate / (self._budget * self._pace.share))
         if stretch != self._stretch:
             self._stretch = stretch
@@ -364,7 +367,8 @@ class Regulator:
         if target is None or not steered.pod.usable:
             steered.due = float("inf")
             return
-        period = target.policy.sample_period_milliseconds / 1000 * self._stretch
+        # Not by the stretch in force: after a slow moment nobody has to wait out a long period.
+        period = target.policy.sample_period_milliseconds / 1000 * self._asked
         if steered.sample_failures >= TOLERATED_FAILURES:
             period *= FAILING_STRETCH
         self._schedule(steered, now + period)
