@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 
 OUT = ROOT / "build" / "demo"
 SECONDS = 2 * WAVE_SECONDS
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the demo; returns 0 if every pod flipped off and on and no request was lost."""
     options = _parser().parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, _interrupt)
+    began = time.monotonic()
     progress = Progress()
     try:
         record = _run(options, progress)
@@ -48,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted; all that the demo started is gone.\n")
         return 128 + signal.SIGINT
-    return _report(record, options.out)
+    code = _report(record, options.out)
+    progress.note(f"All of it took {duration(time.monotonic() - began)}.")
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +86,14 @@ def _seconds(text: str) -> float:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    _take_no_more()
     raise KeyboardInterrupt
+
+
+def _take_no_more() -> None:
+    # Taking down is short and bounded; cut short, it could leave something behind.
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _run(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
@@ -96,18 +107,12 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         else "Starting a Kubernetes with one node, in namespaces of its own",
         "about 8 s once its binaries are there",
     )
-    began = time.monotonic()
     with choose.cluster(images=[archive], existing=options.existing) as cluster:
         progress.finish()
         try:
             return _on(cluster, archive, options, progress)
         finally:
-            # What follows is short and leaves nothing behind; a second interrupt would.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
-            progress.note(
-                f"Taking everything down again, after {duration(time.monotonic() - began)}"
-            )
+            _take_no_more()
 
 
 def _on(
@@ -119,12 +124,20 @@ def _on(
     progress.start("Installing CRD, rights and operator", "about 2 s")
     with installation.rights(), installation.operator(log) as operator:
         progress.finish()
-        progress.start(f"Applying examples/demo.yaml, as it is and pinned ({image})", "about 15 s")
-        arms = installation.serve(image, operator, log)
-        progress.finish()
-        plan = _plan(arms, options.seconds)
-        progress.note(f"{about(plan)}\n")
-        return _load(cluster, plan)
+        progress.note(
+            "Applying examples/demo.yaml three times: as it is, pinned on, pinned off\n"
+            f"  its image here: {image}"
+        )
+        progress.start("Waiting for their pods", "about 20 s")
+        try:
+            arms = installation.serve(image, operator, log)
+            progress.finish()
+            plan = _plan(arms, options.seconds)
+            progress.note(f"{about(plan)}\n")
+            return _load(cluster, plan)
+        finally:
+            _take_no_more()
+            progress.note("Taking everything down again")
 
 
 def _plan(arms: tuple[Arm, ...], seconds: float) -> Plan:

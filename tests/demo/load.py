@@ -31,6 +31,9 @@ DRAIN_SECONDS = 60.0
 SILENT_SECONDS = 30.0
 """A stream that brings nothing for so long is lost."""
 
+AFTER_LOSS_SECONDS = 1.0
+"""A client whose request was lost waits so long: an engine that refuses is not stormed."""
+
 PROMPT_TOKENS = (64, 128)
 NEW_TOKENS = (48, 112)
 _TOKEN = "load"  # the simulated engine counts four characters as a token
@@ -130,6 +133,8 @@ class Load:
                 problem = await self._ask(crowd, prompt, tokens)
             finally:
                 crowd.ledger.end(problem)
+            if problem:
+                await asyncio.sleep(AFTER_LOSS_SECONDS)
         crowd.clients.discard(me)
 
     async def _ask(self, crowd: Crowd, prompt: int, tokens: int) -> str:

@@ -121,15 +121,14 @@ def table(record: Mapping[str, Any], result: Outcome) -> RenderableType:
         title_style="bold",
     )
     shown.add_column("")
-    for title in ("output tok/s", "to the slowest", "requests", "lost", "flips of its pods"):
+    for title in ("output tok/s", "to the slowest", "requests", "lost", "flips off/on"):
         shown.add_column(title, justify="right")
     for key, arm in record["arms"].items():
         rate = throughput[key]
         flips = "pinned"
         if key == SPECSERVE:
-            flips = ", ".join(
-                f"{pod['flipsOff']} off {pod['flipsOn']} on" for pod in result.summary["pods"]
-            )
+            pods = result.summary["pods"]
+            flips = ", ".join(f"{pod['flipsOff']}/{pod['flipsOn']}" for pod in pods)
         shown.add_row(
             Text(TITLES[key], STYLES[key]),
             f"{rate:,.0f}",

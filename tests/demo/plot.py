@@ -72,9 +72,6 @@ def draw(record: Mapping[str, Any], file: Path) -> None:
             _shade(axes, record)
             axes.set_xlim(0, seconds)
         modes.set_xlabel("seconds")
-        figure.suptitle(
-            "Speculation on exactly while it pays", x=0.01, ha="left", fontsize=17, weight="bold"
-        )
         figure.savefig(file, facecolor="white")
         plt.close(figure)
 
@@ -104,13 +101,18 @@ def _draw_rates(axes: Any, record: Mapping[str, Any]) -> None:
     axes.grid(axis="y", color=_LIGHT, linewidth=0.8, zorder=0)
     axes.tick_params(length=0)
     axes.set_title(
+        "Speculation on exactly while it pays", loc="left", fontsize=18, weight="bold", pad=50
+    )
+    axes.text(
+        0,
+        1.03,
         "Output tokens per second of three SpecServes under the same load; simulated engines with "
         f"round times\nmeasured on an H200, {record['slowMotion']:g} times slower. Shaded: "
-        "SpecServe's pods have speculation off.",
-        loc="left",
-        fontsize=10.5,
-        color=_GREY,
-        pad=10,
+        "speculation is off in SpecServe's pods.",
+        transform=axes.transAxes,
+        fontsize=11,
+        linespacing=1.4,
+        color="#5d6670",
     )
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(

@@ -29,7 +29,6 @@ class PodState:
         steps: draft steps of the latest decode round.
         acceptance: tokens won per verify while drafting; None before the first.
         flips: of the acknowledged mode.
-        tokens: tokens its engine made since it began.
         tokens_per_second: those of the last read-backs.
         problem: why it could not be read; empty if it could.
     """
@@ -41,7 +40,6 @@ class PodState:
     steps: int | None = None
     acceptance: float | None = None
     flips: Flips = field(default_factory=Flips)
-    tokens: int | None = None
     tokens_per_second: float = 0.0
     problem: str = ""
     _previous: tuple[float, int] | None = None
@@ -107,8 +105,8 @@ class Record:
     drained_in: float | None = None
 
     def recent(self, arm: ArmKey) -> float:
-        """Tokens per second of the last whole bins."""
-        end = self.at // BIN_SECONDS * BIN_SECONDS
+        """Tokens per second of the last whole bins of the run."""
+        end = min(self.at, self.plan.curve.seconds) // BIN_SECONDS * BIN_SECONDS
         begin = max(0.0, end - RECENT_SECONDS)
         return self.ledgers[arm].rate(begin, end) if end > begin else 0.0
 

@@ -140,11 +140,11 @@ def _load(record: Record) -> RenderableType:
 
 
 def _pods(record: Record) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("SpecServe", min_width=10)
-    table.add_column("pod", min_width=34, no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
+    table.add_column("SpecServe", min_width=10, no_wrap=True)
+    table.add_column("pod", ratio=1, no_wrap=True, overflow="ellipsis")
     for title in ("in flight", "mode", "steps", "accept", "tok/s", "flips"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     arm: ArmKey | None = None
     for pod in record.pods:
         first = pod.arm != arm
