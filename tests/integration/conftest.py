@@ -69,9 +69,9 @@ def _seat():
 
 @pytest.fixture
 async def operator(served_cluster, rights, _seat):
-    """The operator that most tests share: cluster-wide, default settings."""
+    """The operator that most tests share: cluster-wide, engines are read back often."""
     if _seat.process is None or not _seat.process.running:
-        _seat.process = OperatorProcess(served_cluster, rights)
+        _seat.process = OperatorProcess(served_cluster, rights, read_back_seconds="2")
     await _seat.process.leads()
     return _seat.process
 
@@ -112,3 +112,20 @@ async def kubelet(api, served_cluster, namespace, tmp_path):
 def stage(api, served_cluster, namespace, kubelet):
     """What a test acts with."""
     return Stage(api, served_cluster, namespace, kubelet)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Show what the operators of a failed test said."""
+    report = yield
+    if report.failed:
+        since = call.start - 30
+        for process in OperatorProcess.started:
+            if said := process.tail(since):
+                report.sections.append((f"Log of {process.identity}", said))
+    return report
+
+
+def pytest_collection_modifyitems(items):
+    """Look back over the session when it is over."""
+    items.sort(key=lambda item: item.path.name == "test_rights.py")

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -49,11 +49,16 @@ def _free_port() -> int:
 class OperatorProcess:
     """One operator process.
 
+    Attributes:
+        started: All of this session, for the reports of failures.
+
     Args:
         cluster: What it works on.
         kubeconfig: Whose rights it has.
         settings: Further SPECSERVE_OPERATOR_ variables, without the prefix, in lower case.
     """
+
+    started: ClassVar[list[OperatorProcess]] = []
 
     def __init__(self, cluster: ControlledCluster, kubeconfig: Path, **settings: str) -> None:
         number = next(_numbers)
@@ -66,6 +71,7 @@ class OperatorProcess:
             "http_port": str(self.port),
             **settings,
         }
+        self.started.append(self)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "specserve.cli", "run"],
@@ -132,9 +138,11 @@ class OperatorProcess:
             return found
         return [line for line in found if (m := _LEVEL.match(line)) and m[1] in levels]
 
-    def tail(self) -> str:
-        """The end of its log."""
-        return "\n".join(self.lines()[-15:])
+    def tail(self, since: float = 0.0) -> str:
+        """The end of its log, as far as it is younger than a wall-clock time in seconds."""
+        if not self.log.exists() or self.log.stat().st_mtime < since:
+            return ""
+        return "\n".join(self.lines()[-40:])
 
     async def stop(self) -> int:
         """Ask it to end, as its kubelet would; returns its exit status."""

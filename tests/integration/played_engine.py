@@ -16,7 +16,7 @@ from specserve_engine.environ import settings_from
 from specserve_engine.listener import bind
 from specserve_sim import cli
 from specserve_sim.engine import EngineConfig, SimEngine
-from specserve_sim.server import Site, _cut, serving
+from specserve_sim.server import Site, _cut, _gone, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -67,11 +67,14 @@ class _Admin:
         engine.most_under_way = max(engine.most_under_way, engine.under_way)
         try:
             await self._inner.app(scope, hear, say)
-            engine.orders.append(Order(json.loads(body), said[0]["status"]))
+            if said[0]["status"] == 401:
+                engine.strangers += 1
+            else:
+                engine.orders.append(Order(json.loads(body), said[0]["status"]))
             if engine.answers_to_lose:
                 engine.answers_to_lose -= 1
                 _cut(scope)
-                return None
+                return await _gone(receive)
             if engine.answer_after:
                 await asyncio.sleep(engine.answer_after)
         finally:
@@ -96,12 +99,13 @@ class PlayedEngine(SimEngine):
         orders: All directives that reached its admin listener, renewals too.
         answers_to_lose: So many directives are carried out and not answered: the line breaks.
         answer_after: Seconds between carrying a directive out and answering it.
+        strangers: Directives that came without a valid token.
         most_under_way: Most directives that were under way at one moment.
     """
 
     def __init__(self, config: EngineConfig, tokens: TokenFile, *, pod_uid: str) -> None:
         self.orders: list[Order] = []
-        self.answers_to_lose = 0
+        self.answers_to_lose = self.strangers = 0
         self.answer_after = 0.0
         self.under_way = self.most_under_way = 0
         super().__init__(config, tokens, pod_uid=pod_uid)
