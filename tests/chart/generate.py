@@ -122,7 +122,9 @@ def undocumented(text: str) -> list[str]:
         if path in explained:
             return []
         if isinstance(node, dict) and node:
-            return [each for key, v in node.items() for each in walk(v, f"{path}.{key}".lstrip("."))]
+            return [
+                each for key, v in node.items() for each in walk(v, f"{path}.{key}".lstrip("."))
+            ]
         return [path]
 
     return walk(yaml.safe_load(text), "")

@@ -70,10 +70,10 @@ app.kubernetes.io/component: operator
 # What it makes. Server-side apply creates by PATCH, which takes both verbs.
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]

@@ -1,0 +1,93 @@
+"""Renders the chart with Helm and reads what comes out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.binaries import resolve
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "specserve"
+NAMESPACE = "specserve-system"
+
+Manifest = dict[str, Any]
+
+
+class Refused(Exception):
+    """Helm did not render; the message is Helm's."""
+
+
+def helm(*arguments: str, stdin: str = "") -> str:
+    """Runs helm without a cluster and without anything of the user's."""
+    binaries = resolve(("helm",))
+    done = subprocess.run(
+        [binaries["helm"], *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": "/nonexistent",
+            "KUBECONFIG": "/nonexistent",
+            **{f"HELM_{name}_HOME": "/nonexistent" for name in ("CACHE", "CONFIG", "DATA")},
+        },
+    )
+    if done.returncode:
+        raise Refused(done.stderr or done.stdout)
+    return done.stdout
+
+
+def render(
+    values: Any = None, *, chart: Path = CHART, release: str = "specserve"
+) -> list[Manifest]:
+    """The manifests of the chart under these values, which may be a dict or text."""
+    given = values if isinstance(values, str) else yaml.safe_dump(values or {})
+    text = helm("template", release, str(chart), "-n", NAMESPACE, "-f", "-", stdin=given)
+    assert "<no value>" not in text
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    """Those of one kind."""
+    return [one for one in manifests if one["kind"] == kind]
+
+
+def only(manifests: list[Manifest], kind: str) -> Manifest:
+    """The one of a kind."""
+    (found,) = of_kind(manifests, kind)
+    return found
+
+
+def container(manifests: list[Manifest]) -> Manifest:
+    """The operator's container."""
+    (found,) = only(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def environment(manifests: list[Manifest]) -> dict[str, str]:
+    """Literal environment variables of the operator."""
+    return {e["name"]: e["value"] for e in container(manifests)["env"] if "value" in e}
+
+
+def copy(into: Path, **fields: str) -> Path:
+    """A copy of the chart with other fields in Chart.yaml."""
+    target = into / "specserve"
+    shutil.copytree(CHART, target)
+    meta = yaml.safe_load((target / "Chart.yaml").read_text()) | fields
+    (target / "Chart.yaml").write_text(yaml.safe_dump(meta))
+    return target
+
+
+def nulls(node: Any, path: str = "") -> list[str]:
+    """Where a manifest has null."""
+    if isinstance(node, dict):
+        return [each for key, value in node.items() for each in nulls(value, f"{path}.{key}")]
+    if isinstance(node, list):
+        return [each for i, value in enumerate(node) for each in nulls(value, f"{path}[{i}]")]
+    return [path] if node is None else []

@@ -1,0 +1,284 @@
+"""The chart under many values, without a cluster."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specserve.settings import PREFIX, Settings
+from tests.chart import generate
+from tests.chart.matrix import MATRIX
+from tests.chart.rendering import (
+    CHART,
+    NAMESPACE,
+    Refused,
+    container,
+    copy,
+    environment,
+    helm,
+    nulls,
+    of_kind,
+    only,
+    render,
+)
+
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+RELEASES = sorted((Path(__file__).parent / "releases").glob("*.yaml"))
+MAPS = [
+    path
+    for key, value in DEFAULTS.items()
+    if isinstance(value, dict)
+    for path in (key, *(f"{key}.{k}" for k, v in value.items() if isinstance(v, dict)))
+]
+LISTS = [key for key, value in DEFAULTS.items() if isinstance(value, list)]
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_lint_finds_nothing(name):
+    helm("lint", "--strict", str(CHART), "-f", "-", stdin=yaml.safe_dump(MATRIX[name]))
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_renders_without_null(name):
+    for manifest in render(MATRIX[name]):
+        assert nulls(manifest) == []
+
+
+@pytest.mark.parametrize("path", [*MAPS, *LISTS, *(k for k in DEFAULTS if k not in MAPS)])
+def test_any_value_may_be_null(path):
+    values: object = None
+    for part in reversed(path.split(".")):
+        values = {part: values}
+    for manifest in render(values):
+        assert nulls(manifest) == []
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda file: file.stem)
+def test_renders_with_the_values_of_an_older_release_alone(tmp_path, release):
+    chart = copy(tmp_path, version="9.9.9")
+    (chart / "values.yaml").write_text("{}\n")
+    old = render(release.read_text(), chart=chart)
+    assert environment(old) == environment(render())
+    assert (
+        only(old, "Deployment")["spec"]["template"]
+        == only(render(), "Deployment")["spec"]["template"]
+    )
+
+
+def test_absent_values_mean_the_defaults(tmp_path):
+    chart = copy(tmp_path)
+    (chart / "values.yaml").write_text("{}\n")
+    bare = render(chart=chart)
+    assert environment(bare) == environment(render())
+    assert {m["kind"] for m in bare} == {m["kind"] for m in render()}
+
+
+def test_every_release_has_its_values_recorded():
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    recorded = yaml.safe_load((Path(__file__).parent / "releases" / f"{version}.yaml").read_text())
+    assert recorded == DEFAULTS
+
+
+def test_selectors_are_the_same_for_any_version_and_labels(tmp_path):
+    newer = copy(tmp_path, version="0.2.0", appVersion="7.7.7")
+    labels = {
+        "commonLabels": {"team": "x", "app.kubernetes.io/component": "y"},
+        "podLabels": {"app.kubernetes.io/name": "z"},
+        "nameOverride": "other",
+    }
+    for values in ({}, labels, MATRIX["extras"]):
+        old, new = render(), render(values, chart=newer)
+        for kind, path in (("Deployment", "selector"), ("Service", "selector")):
+            assert only(new, kind)["spec"][path] == only(old, kind)["spec"][path]
+        selector = only(new, "Deployment")["spec"]["selector"]["matchLabels"]
+        pod = only(new, "Deployment")["spec"]["template"]["metadata"]["labels"]
+        assert selector.items() <= pod.items()
+
+
+def test_objects_of_two_releases_have_different_names_and_selectors():
+    one, two = render(release="one"), render(release="two")
+    keep = {"CustomResourceDefinition"}
+
+    def named(manifests):
+        return {(m["kind"], m["metadata"]["name"]) for m in manifests if m["kind"] not in keep}
+
+    assert not named(one) & named(two)
+    assert only(one, "Service")["spec"]["selector"] != only(two, "Service")["spec"]["selector"]
+
+
+def test_pod_is_hardened():
+    pod = only(render(), "Deployment")["spec"]["template"]["spec"]
+    engine = container(render())
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert engine["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert engine["resources"]["limits"]["memory"]
+    assert engine["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert engine["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_operator_understands_its_environment(name):
+    given = environment(render(MATRIX[name]))
+    known = {PREFIX + field.upper() for field in Settings.model_fields}
+    assert {key for key in given if key.startswith(PREFIX)} <= known
+    settings = Settings.from_environ({"HOSTNAME": "pod", **given})
+    assert settings.lease_seconds > settings.renew_seconds > settings.retry_seconds
+
+
+def test_defaults_of_chart_and_operator_agree():
+    settings = Settings.from_environ(environment(render()))
+    for field in ("lease_seconds", "renew_seconds", "retry_seconds", "samples_per_second"):
+        assert getattr(settings, field) == Settings.model_fields[field].default
+    assert settings.lease_name == "specserve"
+
+
+# -- rights ---------------------------------------------------------------------------------
+
+
+def test_all_namespaces_take_one_cluster_role_for_the_operator():
+    rights = render()
+    own = [r for r in of_kind(rights, "ClusterRole") if not _aggregated(r)]
+    assert [r["metadata"]["name"] for r in own] == ["specserve-system-specserve"]
+    assert render({"watchNamespaces": ["*"]}) == rights
+
+
+def test_listed_namespaces_take_roles_there_and_nothing_cluster_wide():
+    rights = render(MATRIX["namespaces"])
+    assert all(_aggregated(r) for r in of_kind(rights, "ClusterRole"))
+    assert of_kind(rights, "ClusterRoleBinding") == []
+    roles = {r["metadata"]["namespace"]: r for r in of_kind(rights, "Role")}
+    assert set(roles) == {NAMESPACE, "team-a", "team-b"}
+    everywhere = [r for r in of_kind(render(), "ClusterRole") if not _aggregated(r)]
+    assert roles["team-a"]["rules"] == roles["team-b"]["rules"] == everywhere[0]["rules"]
+    for binding in of_kind(rights, "RoleBinding"):
+        (subject,) = binding["subjects"]
+        assert subject == {
+            "kind": "ServiceAccount",
+            "name": "specserve",
+            "namespace": NAMESPACE,
+        }
+
+
+def test_own_namespace_may_be_a_served_one():
+    roles = of_kind(render(MATRIX["namespaces-own"]), "Role")
+    assert len({r["metadata"]["name"] for r in roles}) == len(roles) == 2
+
+
+def test_nothing_cluster_scoped_when_told():
+    kinds = {m["kind"] for m in render(MATRIX["no-cluster-rights"])}
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+
+
+def test_all_namespaces_without_cluster_rights_are_refused():
+    for namespaces in ([], ["*"]):
+        with pytest.raises(Refused, match="needs watchNamespaces"):
+            render({"rbac": {"clusterScoped": False}, "watchNamespaces": namespaces})
+
+
+def test_no_rule_has_a_wildcard():
+    for role in (r for m in MATRIX.values() for r in render(m) if "rules" in r):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+
+
+def test_rights_of_the_plain_manifests_are_the_charts():
+    path = CHART.parents[1] / "examples" / "install" / "rbac.yaml"
+    plain = {m["kind"]: m for m in yaml.safe_load_all(path.read_text())}
+    chart = [r for r in of_kind(render(), "ClusterRole") if not _aggregated(r)]
+    # The plain manifests make no NetworkPolicies, and leave the name of the Lease open.
+    rules = [r for r in chart[0]["rules"] if r["resources"] != ["networkpolicies"]]
+    assert plain["ClusterRole"]["rules"] == rules
+
+
+def _aggregated(role):
+    return any("aggregate-to" in label for label in role["metadata"]["labels"])
+
+
+# -- images ---------------------------------------------------------------------------------
+
+
+def test_registry_and_pull_secrets_reach_operator_and_engines():
+    manifests = render(MATRIX["private-registry"])
+    pod = only(manifests, "Deployment")["spec"]["template"]["spec"]
+    given = environment(manifests)
+    assert container(manifests)["image"].startswith(
+        "mirror.example:5000/specserve/specserve-operator:"
+    )
+    assert pod["imagePullSecrets"] == [{"name": "pull-a"}, {"name": "pull-o"}]
+    assert given["SPECSERVE_OPERATOR_ENGINE_PULL_SECRETS"] == "pull-a,pull-b"
+    assert given["SPECSERVE_OPERATOR_IMAGE_REGISTRY"] == "mirror.example:5000"
+    assert given["SPECSERVE_OPERATOR_ENGINE_IMAGE"] == "sglang-specserve:1"
+
+
+def test_a_digest_wins_over_a_tag():
+    image = container(render(MATRIX["digest"]))["image"]
+    assert re.fullmatch(r"reg\.example/specserve/specserve-operator@sha256:0{64}", image)
+
+
+def test_image_is_that_of_the_charts_version():
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert container(render())["image"].endswith(f":{version}")
+
+
+# -- the rest -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("replicas", "budgets"), [(0, 0), (1, 0), (2, 1), (3, 1)])
+def test_disruption_budget_from_two_replicas(replicas, budgets):
+    manifests = render({"replicas": replicas})
+    assert len(of_kind(manifests, "PodDisruptionBudget")) == budgets
+    assert only(manifests, "Deployment")["spec"]["replicas"] == replicas
+
+
+def test_crd_is_kept_unless_told_otherwise():
+    def annotations(values):
+        return only(render(values), "CustomResourceDefinition")["metadata"].get("annotations")
+
+    assert annotations({}) == {"helm.sh/resource-policy": "keep"}
+    assert annotations({"crds": {"keep": False}}) is None
+    assert annotations(MATRIX["extras"]) == {"example.com/c": "d"}
+    assert of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
+
+
+def test_crd_is_the_generated_one():
+    crd = only(render({"crds": {"keep": False}}), "CustomResourceDefinition")
+    (source,) = (CHART.parents[1] / "crds").glob("*.yaml")
+    assert crd == yaml.safe_load(source.read_text())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"watchNamespace": ["a"]},
+        {"watchNamespaces": "a"},
+        {"watchNamespaces": ["A b"]},
+        {"operator": {"logLevel": "LOUD"}},
+        {"operator": {"worker": 1}},
+        {"replicas": -1},
+        {"replicas": "two"},
+        {"image": {"digest": "latest"}},
+        {"global": {"imagePullSecrets": ["a"]}},
+        {"crds": {"enabled": "yes"}},
+    ],
+)
+def test_values_that_nobody_reads_or_understands_are_refused(values):
+    with pytest.raises(Refused, match="schema"):
+        render(values)
+
+
+def test_every_value_is_explained():
+    assert generate.undocumented((CHART / "values.yaml").read_text()) == []
+
+
+def test_generated_files_are_up_to_date():
+    text = (CHART / "values.yaml").read_text()
+    assert (CHART / "templates" / "crd.yaml").read_text() == generate.crd()
+    assert (CHART / "README.md").read_text() == generate.readme(text)

@@ -1,0 +1,27 @@
+"""What the API server itself makes of the rendered chart."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.chart.matrix import MATRIX
+from tests.chart.rendering import NAMESPACE, only, render
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_api_server_takes_the_manifests(api_server, name):
+    text = yaml.safe_dump_all(render(MATRIX[name]))
+    api_server.kubectl(*("apply", "--dry-run=server", "--validate=strict", "-f", "-"), stdin=text)
+
+
+def test_pod_is_admitted_where_pods_are_restricted(api_server):
+    template = only(render(), "Deployment")["spec"]["template"]
+    template["spec"]["serviceAccountName"] = "default"
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "operator", "namespace": NAMESPACE, **template["metadata"]},
+        "spec": template["spec"],
+    }
+    api_server.kubectl("create", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(pod))
