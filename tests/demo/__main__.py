@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
-from tests.cluster import builder, choose, images
+from tests.cluster import binaries, builder, choose, images
 from tests.cluster.errors import ClusterError
 from tests.cluster.progress import Progress, duration
 from tests.demo import plot, stage
@@ -101,11 +101,13 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     for name in ("summary.json", "throughput.png"):
         (options.out / name).unlink(missing_ok=True)
     archive = images.simulator(progress)
+    if not options.existing:
+        binaries.resolve()  # so that its progress has lines of its own
     progress.start(
         "Reaching the cluster of KUBECONFIG"
         if options.existing
         else "Starting a Kubernetes with one node, in namespaces of its own",
-        "about 8 s once its binaries are there",
+        "about 8 s",
     )
     with choose.cluster(images=[archive], existing=options.existing) as cluster:
         progress.finish()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -22,8 +24,8 @@ class Demo:
 
     def __init__(self, folder):
         self.out = folder / "out"
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
+        # Short, as sockets of a cluster lie in it and their paths are bounded.
+        self.temporary = Path(tempfile.mkdtemp(prefix="demo-"))
         self.mark = uuid.uuid4().hex
         self.process = subprocess.Popen(
             [
@@ -74,6 +76,7 @@ def demo(tmp_path):
     if run.process.poll() is None:
         run.process.kill()
         run.process.wait()
+    shutil.rmtree(run.temporary)
 
 
 @pytest.mark.timeout(420)
