@@ -19,9 +19,13 @@ log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-PAGE = 500
+#: Objects in a page of a list. A page of 500 pods is 8 MB of text and 40 MB once decoded, which
+#: the process keeps from then on.
+PAGE = 100
 BACKOFF_FIRST = 0.5
 BACKOFF_LONGEST = 10.0
+#: A watch that ends sooner than this many seconds without an event has failed.
+SHORT_WATCH = 1.0
 #: Seconds after which the server is asked to end a watch, so that load spreads over its replicas.
 WATCH_SECONDS = (300, 600)
 
@@ -64,10 +68,12 @@ class Informer(Generic[Value]):
         version: str | None = None
         backoff = BACKOFF_FIRST
         while True:
+            heard = False
+            pause = 0.0
+            started = time.monotonic()
             try:
                 if version is None:
                     version = await self._list()
-                    backoff = BACKOFF_FIRST
                 async for event in self._kube.watch(
                     self._path,
                     {
@@ -78,19 +84,25 @@ class Informer(Generic[Value]):
                     self._idle,
                 ):
                     version = self._take(event)
-                    backoff = BACKOFF_FIRST
+                    heard = True
                 self.heard = time.monotonic()
             except KubeRefused as error:
-                if error.status == 410:
+                if error.status != 410:
+                    log.warning("%s: %s", self._path, error)
+                    pause = error.retry_after
+                if error.status != 429:
+                    # The version may be what is refused, as after a restore of etcd.
                     version = None
-                    continue
-                log.warning("%s: %s", self._path, error)
-                await self._pause(max(backoff, error.retry_after))
-                backoff = min(backoff * 2, BACKOFF_LONGEST)
             except KubeError as error:
                 log.warning("%s", error)
-                await self._pause(backoff)
-                backoff = min(backoff * 2, BACKOFF_LONGEST)
+                pause = backoff
+            if heard or time.monotonic() - started > SHORT_WATCH:
+                backoff = BACKOFF_FIRST
+                if not pause:
+                    continue
+            # Whatever ends at once, also with success, must not be asked for in a tight loop.
+            await self._pause(max(backoff, pause))
+            backoff = min(backoff * 2, BACKOFF_LONGEST)
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds * (1 + random.random() / 2))  # noqa: S311
@@ -109,7 +121,7 @@ class Informer(Generic[Value]):
                 },
                 timeout=30.0,
             )
-            for item in page["items"]:
+            for item in page.get("items") or ():
                 meta = item["metadata"]
                 seen[meta["uid"]] = meta["resourceVersion"]
                 if self._versions.get(meta["uid"]) != meta["resourceVersion"]:
@@ -117,9 +129,10 @@ class Informer(Generic[Value]):
             token = page["metadata"].get("continue", "")
             if not token:
                 break
-            # A page of 500 objects holds the event loop for some milliseconds; let others in.
+            # A page holds the event loop for some milliseconds; let others in.
             await asyncio.sleep(0)
-        for uid in self._versions.keys() - seen.keys():
+        # Not by the versions: a list that broke off half-way has put values without any.
+        for uid in self.values.keys() - seen.keys():
             self._drop(uid)
         self._versions = seen
         self.heard = time.monotonic()

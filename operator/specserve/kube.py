@@ -14,6 +14,7 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 from kubernetes.aio import client, config
 
 from specserve import telemetry
@@ -200,8 +201,8 @@ class Kube:
 async def _line(stream: aiohttp.StreamReader) -> bytes:
     try:
         return await stream.readline()
-    except ValueError as error:  # aiohttp's word for a line longer than its buffer
-        raise KubeUnreachable(f"a watch event is too long: {error}") from error
+    except (ValueError, LineTooLong):  # the one or the other, by version
+        raise KubeUnreachable("a watch event is too long to be one") from None
 
 
 def _decoded(text: bytes, what: str) -> Object:

@@ -93,6 +93,10 @@ class Steering(Protocol):
         """What is known of the usable pods of a SpecServe."""
         ...
 
+    def asked(self, key: Key) -> bool:
+        """Whether every usable pod of a SpecServe has been asked at least once."""
+        ...
+
     @property
     def stretch(self) -> float:
         """Sample period in force divided by the period asked for."""
@@ -151,6 +155,7 @@ class Reconciler:
         # also where the server rewrites a value (1000m becomes 1).
         self._applied: dict[str, tuple[int, bytes]] = {}
         self._templates: dict[Key, workload.Manifest] = {}
+        self._published: set[Key] = set()
 
     # -- what the watches say ---------------------------------------------------------------
 
@@ -231,6 +236,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._resources.pop(key, None)
         self._templates.pop(key, None)
+        self._published.discard(key)
         self._foreign.pop(key, None)
         self._regulator.release(key)
         self._queue.forget(key)
@@ -552,6 +558,16 @@ class Reconciler:
     async def _publish(self, resource: _Resource, blocked: Trouble | None) -> None:
         if self._resources.get(resource.key) is not resource:
             return  # a newer one is queued already
+        if (
+            blocked is None
+            and resource.status
+            and resource.key not in self._published
+            and not self._regulator.asked(resource.key)
+        ):
+            # A new leader that knows nothing yet must not unsay what its predecessor knew; the
+            # engines' first reports wake this again.
+            return
+        self._published.add(resource.key)
         stretch = self._regulator.stretch
         asked = resource.spec.policy.sample_period_milliseconds if resource.spec else 0
         deployments = [

@@ -39,6 +39,12 @@ TOLERATED_FAILURES = 3
 BACKOFF = (0.5, 10.0)
 #: Directives that need no backoff to be sent again: the answer says what to correct.
 _REREAD = frozenset({"StaleEpoch", "EpochReused", "Rebooted", "Timeout"})
+#: Settings that are kept to be shared.
+SETTINGS_SHARED = 1000
+_KEPT = (
+    *("bootID", "epoch", "mode", "steps", "tiers", "draftKv", "fallback"),
+    *("controllable", "reason"),
+)
 #: Rate at which readings that are due may start, over the rate that periods are stretched to: a
 #: backlog must shrink.
 HEADROOM = 1.1
@@ -215,6 +221,7 @@ class Regulator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._rates: dict[Key, float] = {}
         self._rate = 0.0
+        self._settings: dict[str, Any] = {}
         self._stretch = 1.0
         self._asked = 1.0
         self._pace = _Pace(samples_per_second * HEADROOM, clock())
@@ -282,6 +289,14 @@ class Regulator:
             for steered in self._pods.get(key, {}).values()
             if steered.pod.usable
         ]
+
+    def asked(self, key: Key) -> bool:
+        """Whether every usable pod of a SpecServe has been asked at least once."""
+        return all(
+            steered.told is not None
+            for steered in self._pods.get(key, {}).values()
+            if steered.pod.usable
+        )
 
     @property
     def stretch(self) -> float:
@@ -480,7 +495,7 @@ class Regulator:
         if old is not None and old.get("bootID") != answer.get("bootID"):
             self._restart(steered)
         first = steered.readback is None
-        steered.readback = answer
+        steered.readback = self._kept(answer)
         steered.read_at = now
         steered.read_wanted = steered.unsure = False
         steered.epoch = max(steered.epoch, _epoch(answer))
@@ -496,6 +511,24 @@ class Regulator:
                 since = now - max(0.0, self._wall() - target.last_switch)
             on = directive.is_on(answer)
             steered.memory = Memory.resume(None if on is None else ("On" if on else "Off"), since)
+
+    def _kept(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """What is looked at later of a read-back: a whole one is 5 kB and more for each pod."""
+        groups = answer.get("groups") or []
+        if answer.get("mode") != "auto":
+            groups = [{"tokensTotal": group.get("tokensTotal")} for group in groups]
+        kept = {name: answer[name] for name in _KEPT if name in answer}
+        kept["groups"] = groups
+        for name in ("tiers", "fallback"):
+            if kept.get(name):
+                kept[name] = self._shared(kept[name])
+        return kept
+
+    def _shared(self, setting: Any) -> Any:
+        """An equal setting that another pod has, if there is one: few differ."""
+        if len(self._settings) > SETTINGS_SHARED:
+            self._settings.clear()
+        return self._settings.setdefault(repr(setting), setting)
 
     def _restart(self, steered: _Steered) -> None:
         """Forget what the engine process before this one reported; keep what was decided."""
@@ -533,7 +566,7 @@ class Regulator:
             steered.wanted = None
             self._at_rest(steered)
             return
-        steered.wanted = directive.wanted(target.policy, target.draft, verdict.mode)
+        steered.wanted = self._shared(directive.wanted(target.policy, target.draft, verdict.mode))
         if steered.switching is not None or steered.unsure or now < steered.retry_at:
             return
         lease = target.policy.lease_seconds
