@@ -105,8 +105,12 @@ class Bed:
 
     # -- processes ----------------------------------------------------------------------------
 
-    def start_operator(self) -> None:
-        """Start the operator under its own service account, with its own rights."""
+    def start_operator(self, **settings: str) -> None:
+        """Start the operator under its own service account, with its own rights.
+
+        Args:
+            settings: that differ from the defaults, by the name of their field.
+        """
         self.port = free_port()
         self.operator = daemon(
             self.cluster,
@@ -118,6 +122,7 @@ class Bed:
                 "NO_PROXY": "127.0.0.0/8",
                 "SPECSERVE_OPERATOR_NAMESPACE": OPERATOR_NAMESPACE,
                 "SPECSERVE_OPERATOR_HTTP_PORT": str(self.port),
+                **{f"SPECSERVE_OPERATOR_{key.upper()}": value for key, value in settings.items()},
             },
         )
         self.operator.start()

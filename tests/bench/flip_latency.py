@@ -25,6 +25,7 @@ from tests.bench.measure import Distribution
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+TITLE = "From a threshold crossed to the directive in force"
 PODS_PER_RESOURCE = 10
 POLICY = {"dwellOnSeconds": 0, "dwellOffSeconds": 0, "maxFlipsPerHour": 3600}
 PERIOD_SECONDS = 0.5
@@ -33,6 +34,12 @@ STAGGER_SECONDS = 10.0
 REST_SECONDS = 20.0
 LONGEST_SECONDS = 60.0
 GOALS = {100: 1.0, 1000: 3.0}
+NOTES = """\
+Real Pod objects on a real API server, ten to a SpecServe; simulated engines, all in one process;
+one operator with its own rights. The load that an engine reports jumps over a bound, and the clock
+stops when its scheduler has taken the order over. Dwell is 0. `period` is the sample period in
+force: half of it is the mean wait for the next reading. `others` is what everything but the
+operator, the engines, the control plane and the benchmark took of the machine meanwhile."""
 STRETCH = "specserve_sample_period_stretch_ratio"
 SWITCH_SUM = "specserve_admin_request_duration_seconds_sum"
 SWITCHES = ("specserve_admin_request_duration_seconds_count", SWITCH_SUM)
@@ -209,7 +216,7 @@ def tables(result: Mapping[str, Any]) -> str:
             for row in result["rest"]
         ],
     )
-    return f"{flips}\n\n{resting}"
+    return f"{NOTES}\n\n{flips}\n\n{resting}"
 
 
 def main() -> None:
