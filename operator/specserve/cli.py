@@ -45,7 +45,12 @@ def _run() -> int:
     )
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     health = telemetry.Health()
-    server = telemetry.serve(health, settings.http_port)
+    try:
+        server = telemetry.serve(health, settings.http_port)
+    except OSError as error:
+        where = f"{PREFIX}HTTP_PORT={settings.http_port}"
+        print(f"specserve: {where}: {error.strerror}", file=sys.stderr)  # noqa: T201 - as above
+        return 2
     try:
         asyncio.run(operator.run(settings, health))
     except LeadershipLost as error:

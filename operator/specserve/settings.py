@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 PREFIX = "SPECSERVE_OPERATOR_"
@@ -19,7 +26,7 @@ class BadSetting(Exception):
 class Settings(BaseModel):
     """What the process is told; each field is the variable `SPECSERVE_OPERATOR_<NAME>`."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     namespace: str = Field(default="default", description="Where the operator's Lease lives.")
     lease_name: str = Field(
@@ -68,9 +75,14 @@ class Settings(BaseModel):
         default=12.0, gt=0, description="Time without renewal after which another may lead."
     )
     renew_seconds: float = Field(
-        default=8.0, gt=0, description="Time without renewal after which this leader stops."
+        default=8.0,
+        gt=0,
+        validate_default=True,
+        description="Time without renewal after which this leader stops.",
     )
-    retry_seconds: float = Field(default=2.0, gt=0, description="Time between two tries.")
+    retry_seconds: float = Field(
+        default=2.0, gt=0, validate_default=True, description="Time between two tries."
+    )
     metric_running: str = Field(
         default="sglang:num_running_reqs", description="Fallback metric of running requests."
     )
@@ -81,6 +93,17 @@ class Settings(BaseModel):
         default="sglang:generation_tokens_total", description="Fallback metric of tokens made."
     )
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+
+    @field_validator("renew_seconds", "retry_seconds")
+    @classmethod
+    def _below(cls, value: float, info: ValidationInfo) -> float:
+        limit = {"renew_seconds": "lease_seconds", "retry_seconds": "renew_seconds"}[
+            info.field_name or ""
+        ]
+        # The order that keeps two processes from leading at once.
+        if limit in info.data and value >= info.data[limit]:
+            raise ValueError(f"must be below {PREFIX}{limit.upper()} ({info.data[limit]:g})")
+        return value
 
     @property
     def holder(self) -> str:
@@ -115,7 +138,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = PREFIX + str(first["loc"][0]).upper()
-            raise BadSetting(f"{name}={environ.get(name)!r}: {first['msg']}") from None
+            raise BadSetting(f"{name}={str(first['input'])!r}: {first['msg']}") from None
         if settings.network_policies == "Apply" and not settings.pod_labels:
             raise BadSetting(f"{PREFIX}NETWORK_POLICIES=Apply needs {PREFIX}POD_LABELS")
         return settings

@@ -4,6 +4,8 @@ A thread, so that a blocked event loop is seen from outside: the ages below grow
 to 503.
 """
 
+import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -122,13 +124,35 @@ class Health:
         ]
 
 
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """One thread for each connection: one that says nothing must not keep a probe waiting."""
+
+    daemon_threads = True
+    # Pods of an IPv6 cluster are probed at their IPv6 address.
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # Not the parent's: it asks a name server for our own name.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
+        self.setup_environ()
+
+
 class _QuietHandler(WSGIRequestHandler):
+    timeout = 10
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Say nothing: probes come every few seconds."""
 
 
-def serve(health: Health, port: int, host: str = "") -> WSGIServer:
-    """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one."""
+def serve(health: Health, port: int) -> WSGIServer:
+    """Serve /metrics, /healthz and /readyz on all addresses; port 0 takes a free one.
+
+    Raises:
+        OSError: The port cannot be had.
+    """
     metrics = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -148,6 +172,6 @@ def serve(health: Health, port: int, host: str = "") -> WSGIServer:
         )
         return [("\n".join(problems) or "ok").encode() + b"\n"]
 
-    server = make_server(host, port, app, handler_class=_QuietHandler)
+    server = make_server("", port, app, server_class=_Server, handler_class=_QuietHandler)
     threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
     return server

@@ -1,0 +1,64 @@
+"""The command line: what it says and how it ends."""
+
+import logging
+import socket
+
+import pytest
+
+from specserve import cli, operator
+from specserve.leader import LeadershipLost
+from specserve.settings import PREFIX, Settings
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    monkeypatch.setenv(PREFIX + "HTTP_PORT", "0")
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+
+
+def test_a_bad_setting_ends_it_with_2_and_is_named(monkeypatch, capsys):
+    monkeypatch.setenv(PREFIX + "WORKERS", "none")
+    assert cli.main(["run"]) == 2
+    assert "SPECSERVE_OPERATOR_WORKERS='none'" in capsys.readouterr().err
+
+
+def test_a_port_in_use_ends_it_with_2_and_is_named(monkeypatch, capsys):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        monkeypatch.setenv(PREFIX + "HTTP_PORT", str(taken.getsockname()[1]))
+        assert cli.main(["run"]) == 2
+    assert "SPECSERVE_OPERATOR_HTTP_PORT=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("end", "code"), [(None, 0), (LeadershipLost("gone"), 1)])
+def test_the_exit_code_tells_how_it_ended(monkeypatch, end, code):
+    async def run(settings: Settings, health) -> None:
+        if end is not None:
+            raise end
+
+    monkeypatch.setattr(operator, "run", run)
+    assert cli.main(["run"]) == code
+
+
+def test_help_names_every_variable(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "--help"])
+    assert caught.value.code == 0
+    out = "".join(capsys.readouterr().out.split())
+    assert all(PREFIX + name.upper() in out for name in Settings.model_fields)
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"], ["run", "--fast"]])
+def test_what_it_does_not_know_ends_it_with_2(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert caught.value.code == 2
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.strip()
