@@ -226,10 +226,12 @@ _NOT_WRITTEN = frozenset({"apiVersion", "kind", "metadata", "status"})
 
 def _within(want: Any, have: Any) -> bool:
     if isinstance(want, Mapping):
-        if not isinstance(have, Mapping):
-            # An empty object and none are the same to the API server.
-            return not want and have is None
-        return all(_within(value, have.get(name)) for name, value in want.items())
+        if have is None:
+            # An object of nothing but zero values and none are the same to the API server.
+            have = {}
+        return isinstance(have, Mapping) and all(
+            _within(value, have.get(name)) for name, value in want.items()
+        )
     if isinstance(want, list):
         if have is None:
             return not want

@@ -1,0 +1,418 @@
+"""What is observed becomes conditions that tools and people can rely on."""
+
+import datetime
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, create_model
+
+from specserve import api, conditions, status
+from specserve.observed import Owned, Pod, Trouble
+from specserve.status import Engine, Observation
+
+NOW = "2030-01-01T00:00:00Z"
+LATER = "2030-01-01T01:00:00Z"
+ROLLED_OUT = Owned("Deployment", "d", ("team", "chat"), "chat", "o", b"")
+STEERED = Engine("chat-0", on=True, wanted="On", controllable=True, sampled=True, ranks=1, epoch=3)
+
+
+def iso(seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def spec(replicas: int = 1, **parts: Any) -> api.SpecServeSpec:
+    return api.SpecServeSpec.model_validate(
+        {
+            "model": {"source": "hf://a/b"},
+            "draft": {"method": "EAGLE", "source": "hf://a/c"},
+            "engine": {"image": "engine:1"},
+            "replicas": replicas,
+            **parts,
+        }
+    )
+
+
+def pod(name: str = "chat-0", *, trouble: Trouble | None = None, **changes: Any) -> Pod:
+    usable = trouble is None
+    fresh = Pod(
+        f"uid-{name}", ("team", "chat"), name, "10.0.0.1", usable, True, False, "b", trouble
+    )
+    return replace(fresh, **changes)
+
+
+def seen(**changes: Any) -> Observation:
+    well = Observation(
+        name="chat",
+        generation=2,
+        spec=spec(),
+        blocked=None,
+        deployment=ROLLED_OUT,
+        pods=[pod()],
+        engines=[STEERED],
+        period_milliseconds=None,
+        previous={},
+    )
+    return replace(well, **changes)
+
+
+def engines(*changes: dict[str, Any]) -> list[Engine]:
+    return [replace(STEERED, name=f"chat-{n}", **change) for n, change in enumerate(changes)]
+
+
+def build(observation: Observation, now: str = NOW) -> dict[str, Any]:
+    return status.build(observation, now, iso)
+
+
+def condition(observation: Observation, kind: str) -> tuple[str, str, str]:
+    found = next(c for c in build(observation)["conditions"] if c["type"] == kind)
+    return found["status"], found["reason"], found["message"]
+
+
+# -- the whole ------------------------------------------------------------------------------
+
+
+def test_all_is_well():
+    made = build(seen())
+    assert {c["type"]: c["status"] for c in made["conditions"]} == {
+        "Ready": "True",
+        "Reconciling": "False",
+        "Stalled": "False",
+        "Available": "True",
+        "MetricsFresh": "True",
+        "EnginesHealthy": "True",
+        "SpeculationControl": "True",
+        "SpeculationSettled": "True",
+        "ThresholdReachable": "True",
+    }
+    assert (made["ready"], made["speculation"]["summary"]) == ("1/1", "On 1/1")
+    assert made["observedGeneration"] == 2
+
+
+def test_every_condition_is_published_on_the_first_visit():
+    made = build(seen(pods=[], engines=[], deployment=None))
+    assert [c["type"] for c in made["conditions"]] == list(conditions.TYPES)
+
+
+def test_equal_observations_give_equal_statuses_whatever_the_time_and_order():
+    two = engines({"control_error": ("A", "a")}, {"stalled": True})
+    first = build(seen(engines=two))
+    again = build(seen(engines=two[::-1], previous=first), LATER)
+    assert again == first
+
+
+def test_the_time_of_a_transition_is_kept_until_the_next():
+    first = build(seen())
+    second = build(seen(previous=first, pods=[], engines=[]), LATER)
+    times = {c["type"]: c["lastTransitionTime"] for c in second["conditions"]}
+    assert times["Ready"] == LATER
+    assert times["Stalled"] == NOW
+
+
+# -- workload -------------------------------------------------------------------------------
+
+CRASH = Trouble("CrashLooping", "container engine ended with Error, exit code 1")
+FULL = Trouble("Unschedulable", "no nvidia.com/gpu")
+WORKLOAD = {
+    "starting": (
+        {"pods": [], "engines": [], "deployment": None},
+        ("False", "ReplicasNotReady", "0/1 pods ready"),
+    ),
+    "crash loop": ({"pods": [pod(trouble=CRASH)]}, ("False", "CrashLooping", "pod chat-0: cont")),
+    "the worst of several": (
+        {"pods": [pod("chat-0", trouble=FULL), pod("chat-1", trouble=CRASH)]},
+        ("False", "CrashLooping", "chat-1"),
+    ),
+    "trouble of a new kind": (
+        {"pods": [pod(trouble=Trouble("Novel", "never seen"))]},
+        ("False", "Novel", "never seen"),
+    ),
+    "no room while an old pod leaves": (
+        {"pods": [pod(trouble=FULL), pod("chat-1", alive=False, leaving=True)]},
+        ("False", "ReplicasNotReady", "0/1"),
+    ),
+    "quota": (
+        {"pods": [], "deployment": replace(ROLLED_OUT, problem="exceeded quota")},
+        ("False", "ReplicasNotReady", "exceeded quota"),
+    ),
+    "scaled to zero": (
+        {"spec": spec(0), "pods": [], "engines": []},
+        ("True", "ScaledToZero", "no pods are asked for"),
+    ),
+    "rejected": (
+        {"blocked": Trouble("SpecRejected", "spec.x is bad")},
+        ("False", "SpecRejected", "go on serving"),
+    ),
+    "rejected before any pod": (
+        {"blocked": Trouble("SpecRejected", "spec.x is bad"), "pods": [], "engines": []},
+        ("False", "SpecRejected", "spec.x is bad"),
+    ),
+    "unreadable": (
+        {"spec": None, "blocked": Trouble("SpecRejected", "spec.x is bad")},
+        ("False", "SpecRejected", "spec.x is bad"),
+    ),
+    "a Secret is missed by the next pod only": (
+        {"blocked": Trouble("SecretMissing", "Secret x")},
+        ("True", "ReplicasReady", "1/1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WORKLOAD)
+def test_ready(case: str):
+    changes, (state, reason, words) = WORKLOAD[case]
+    found = condition(seen(**changes), "Ready")
+    assert found[:2] == (state, reason)
+    assert words in found[2]
+
+
+def test_a_full_rollout_with_no_room_says_what_makes_room():
+    observation = seen(
+        deployment=replace(ROLLED_OUT, rolled_out=False), pods=[pod(), pod("new", trouble=FULL)]
+    )
+    assert condition(observation, "Ready")[0] == "True"
+    assert condition(observation, "Reconciling")[:2] == ("True", "RolloutBlocked")
+
+
+@pytest.mark.parametrize("case", WORKLOAD)
+def test_tools_that_wait_for_any_object_are_not_misled(case: str):
+    # kstatus: never both under way and given up; what is given up is not ready.
+    made = {c["type"]: c["status"] for c in build(seen(**WORKLOAD[case][0]))["conditions"]}
+    assert (made["Reconciling"], made["Stalled"]) != ("True", "True")
+    if made["Stalled"] == "True":
+        assert made["Ready"] == "False"
+    if made["Ready"] == "False":
+        assert "True" in (made["Reconciling"], made["Stalled"])
+
+
+def test_zero_pods_are_no_alarm():
+    made = build(seen(spec=spec(0), pods=[], engines=[]))
+    assert (made["ready"], made["speculation"]["summary"]) == ("0/0", "-")
+    unsure = {c["type"]: c["reason"] for c in made["conditions"] if c["status"] == "Unknown"}
+    assert set(unsure.values()) == {"NoPods"}
+
+
+# -- engines --------------------------------------------------------------------------------
+
+WIDE = spec(engine={"image": "e", "dataParallel": 8})
+STATES = [
+    ("MetricsFresh", {"engines": []}, "Unknown", "NoPods"),
+    ("MetricsFresh", {"engines": engines({"sampled": False})}, "Unknown", "NoSamples"),
+    (
+        "MetricsFresh",
+        {"engines": engines({}, {"sample_error": ("SamplesStale", "")})},
+        "False",
+        "SamplesStale",
+    ),
+    ("MetricsFresh", {"spec": WIDE, "engines": engines({"ranks": 1})}, "False", "RanksMissing"),
+    ("MetricsFresh", {"spec": WIDE, "engines": engines({"ranks": 8})}, "True", "SamplesFresh"),
+    ("EnginesHealthy", {"engines": engines({"stalled": True})}, "False", "EngineStalled"),
+    (
+        "SpeculationControl",
+        {"engines": engines({"control_error": ("LeaseHeld", "x holds it")})},
+        "False",
+        "LeaseHeld",
+    ),
+    ("SpeculationControl", {"engines": engines({"controllable": None})}, "Unknown", "NotObserved"),
+    (
+        "SpeculationControl",
+        {"engines": engines({"controllable": False, "control_reason": "NGRAM"})},
+        "False",
+        "NotControllable",
+    ),
+    ("SpeculationControl", {"spec": spec(draft={})}, "False", "NoDraft"),
+    ("SpeculationSettled", {"spec": spec(draft={})}, "True", "NoDraft"),
+    (
+        "SpeculationSettled",
+        {"engines": engines({}, {"difference": "mode is on, wanted off"})},
+        "False",
+        "SwitchPending",
+    ),
+    ("SpeculationSettled", {"engines": engines({"on": None})}, "Unknown", "NotObserved"),
+    ("SpeculationSettled", {"spec": spec(policy={"mode": "Observe"})}, "True", "Observing"),
+    (
+        "ThresholdReachable",
+        {"engines": engines({"unreachable": "caps at 8"})},
+        "False",
+        "ThresholdUnreachable",
+    ),
+    (
+        "ThresholdReachable",
+        {"spec": spec(policy={"mode": "On"}), "engines": engines({"unreachable": "x"})},
+        "True",
+        "Pinned",
+    ),
+    ("ThresholdReachable", {"engines": engines({"sampled": False})}, "Unknown", "NoPods"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "state", "reason"), STATES)
+def test_condition_of_engines(kind: str, changes: dict[str, Any], state: str, reason: str):
+    assert condition(seen(**changes), kind)[:2] == (state, reason)
+
+
+def test_a_reading_of_one_rank_is_no_reading_of_all():
+    words = condition(seen(spec=WIDE, engines=engines({"ranks": 1})), "MetricsFresh")[2]
+    assert "chat-0 shows 1 of 8 data-parallel ranks" in words
+
+
+def test_many_pods_are_named_in_few_words():
+    many = engines(*({"control_error": ("EngineTimeout", "no answer")} for _ in range(50)))
+    words = condition(seen(engines=many), "SpeculationControl")[2]
+    assert words.count("no answer") == 3
+    assert words.endswith("and 47 more")
+
+
+# -- speculation ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("on", "mode", "summary"),
+    [
+        ([True, True], "On", "On 2/2"),
+        ([False, False], "Off", "Off 2/2"),
+        ([True, False], "Mixed", "Mixed (1 on, 1 off)"),
+        ([True, None], "Unknown", "Unknown (1 on, 0 off)"),
+        ([], "Unknown", "-"),
+    ],
+)
+def test_mode_and_summary(on: list[bool | None], mode: str, summary: str):
+    made = build(seen(engines=engines(*({"on": one} for one in on))))["speculation"]
+    assert (made["mode"], made["summary"]) == (mode, summary)
+    assert (made["on"], made["off"], made["unknown"]) == (
+        on.count(True),
+        on.count(False),
+        on.count(None),
+    )
+
+
+def test_the_epoch_never_falls_and_the_last_switch_is_kept():
+    first = build(seen(engines=engines({"epoch": 9, "switched_at": 1e9, "switched_why": "why"})))
+    second = build(seen(engines=engines({"epoch": 1}), previous=first))["speculation"]
+    assert second["epoch"] == 9
+    assert (second["lastSwitchTime"], second["lastSwitchReason"]) == (iso(1e9), "why")
+
+
+def test_an_older_switch_does_not_replace_a_newer_one():
+    first = build(seen(engines=engines({"switched_at": 2e9, "switched_why": "new"})))
+    second = build(
+        seen(engines=engines({"switched_at": 1e9, "switched_why": "old"}), previous=first)
+    )
+    assert second["speculation"]["lastSwitchReason"] == "new"
+
+
+@pytest.mark.parametrize(("accept", "told"), [(2.6, 250), (2.74, 250), (2.8, 280), (None, 250)])
+def test_small_moves_of_acceptance_are_not_written(accept: float | None, told: int):
+    first = build(seen(engines=engines({"accept": 2.5})))
+    second = build(seen(engines=engines({"accept": accept}), previous=first))
+    assert second["speculation"]["acceptLengthCenti"] == told
+
+
+def test_a_stretched_period_is_told():
+    assert build(seen(period_milliseconds=750))["speculation"]["samplePeriodMilliseconds"] == 750
+    assert "samplePeriodMilliseconds" not in build(seen())["speculation"]
+
+
+# -- anything -------------------------------------------------------------------------------
+
+
+def strict(model: type[BaseModel]) -> type[BaseModel]:
+    """The model, with members that it does not know forbidden at every level."""
+    nodes = {api.Speculation: "speculation", api.Condition: "conditions"}
+    inner = {kind: create_model(kind.__name__, __base__=kind, __config__=None) for kind in nodes}
+    for made in inner.values():
+        made.model_config = ConfigDict(**{**made.model_config, "extra": "forbid"})
+        made.model_rebuild(force=True)
+    whole = create_model(
+        "Strict",
+        __base__=model,
+        speculation=(inner[api.Speculation], ...),
+        conditions=(list[inner[api.Condition]], ...),
+    )
+    whole.model_config = ConfigDict(**{**whole.model_config, "extra": "forbid"})
+    whole.model_rebuild(force=True)
+    return whole
+
+
+STRICT = strict(api.SpecServeStatus)
+words = st.text(max_size=20) | st.just("x" * 40_000)
+errors = st.none() | st.tuples(words, words)
+some_engine = st.builds(
+    Engine,
+    name=st.sampled_from(["a", "b"]),
+    on=st.none() | st.booleans(),
+    wanted=st.sampled_from([None, "On", "Off"]),
+    code=words,
+    difference=st.none() | words,
+    controllable=st.none() | st.booleans(),
+    control_reason=words,
+    control_error=errors,
+    sample_error=errors,
+    sampled=st.booleans(),
+    ranks=st.none() | st.integers(0, 9),
+    stalled=st.booleans(),
+    unreachable=st.none() | words,
+    epoch=st.integers(0, 2**53),
+    accept=st.none() | st.floats(0, 100),
+    switched_at=st.none() | st.floats(0, 4e9),
+    switched_why=words,
+)
+some_pod = st.builds(
+    pod,
+    name=st.sampled_from(["a", "b", "c"]),
+    trouble=st.none() | st.builds(Trouble, words, words),
+    alive=st.booleans(),
+    leaving=st.booleans(),
+)
+some_spec = st.none() | st.builds(
+    lambda replicas, mode, draft, ranks: spec(
+        replicas,
+        policy={"mode": mode},
+        engine={"image": "e", "dataParallel": ranks},
+        **({} if draft else {"draft": {}}),
+    ),
+    st.integers(0, 3),
+    st.sampled_from(["Auto", "On", "Off", "Observe"]),
+    st.booleans(),
+    st.integers(1, 8),
+)
+observations = st.builds(
+    Observation,
+    name=st.just("chat"),
+    generation=st.integers(1, 9),
+    spec=some_spec,
+    blocked=st.none()
+    | st.builds(Trouble, st.sampled_from(["SecretMissing", "SpecRejected", "x"]), words),
+    deployment=st.none()
+    | st.builds(
+        lambda problem, done: replace(ROLLED_OUT, problem=problem, rolled_out=done),
+        st.none() | words,
+        st.booleans(),
+    ),
+    pods=st.lists(some_pod, max_size=4),
+    engines=st.lists(some_engine, max_size=5),
+    period_milliseconds=st.none() | st.integers(1, 10_000),
+    previous=st.just({}),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(observations, observations)
+def test_any_observation_gives_a_status_that_the_schema_takes(before, after):
+    first = build(before)
+    second = build(replace(after, previous=first), LATER)
+    for made in (first, second):
+        STRICT.model_validate(made)
+    assert build(replace(after, previous=second), "2031-01-01T00:00:00Z") == second
+
+
+MOVING = re.compile(r"\d{3,}")
+
+
+@pytest.mark.parametrize(("kind", "changes", "state", "reason"), STATES)
+def test_no_message_carries_a_load(kind: str, changes: dict[str, Any], state: str, reason: str):
+    assert not any(MOVING.search(c["message"]) for c in build(seen(**changes))["conditions"])
