@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COLOURS = {"specserve": "#0a7d4b", "alwaysOn": "#e07a1f", "alwaysOff": "#2b6cb0"}
-SMOOTH_SECONDS = 2.5
+SMOOTH_SECONDS = 4.0
 _GREY, _LIGHT, _TEXT = "#8a929c", "#e6e9ed", "#2a2f36"
 
 
@@ -127,7 +127,7 @@ def _draw_rates(axes: Any, record: Mapping[str, Any]) -> None:
         framealpha=0.92,
         edgecolor="none",
     )
-    axes.set_ylabel("tok/s")
+    axes.set_ylabel(f"tok/s, mean of {SMOOTH_SECONDS:g} s")
 
 
 def _draw_load(axes: Any, record: Mapping[str, Any]) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.5
 LINE_SECONDS = 5.0
-EVENTS_SHOWN = 6
-WIDTH = 100
+EVENTS_SHOWN = 5
+WIDTH = 104
 
 STYLES: dict[ArmKey, str] = {
     "specserve": "bold green",
@@ -48,14 +48,18 @@ async def follow(record: Record, now: Callable[[], float], console: Console | No
 
 async def _follow_live(record: Record, now: Callable[[], float], console: Console) -> None:
     record.at = now()
-    with Live(screen(record), console=console, auto_refresh=False) as live:
+
+    def shown() -> RenderableType:
+        return screen(record, min(WIDTH, console.width))
+
+    with Live(shown(), console=console, auto_refresh=False) as live:
         try:
             while True:
                 record.at = now()
-                live.update(screen(record), refresh=True)
+                live.update(shown(), refresh=True)
                 await asyncio.sleep(REFRESH_SECONDS)
         finally:
-            live.update(screen(record), refresh=True)
+            live.update(shown(), refresh=True)
 
 
 async def _follow_lines(record: Record, now: Callable[[], float], console: Console) -> None:
@@ -105,21 +109,27 @@ def left(record: Record) -> str:
     return f"waiting for the last {waiting} answers" if waiting else "done"
 
 
-def screen(record: Record) -> RenderableType:
-    """The state of a run on a terminal."""
+def screen(record: Record, width: int = WIDTH) -> RenderableType:
+    """The state of a run on a terminal of so many columns, 80 at least."""
+    room = width - 4
     return Panel(
-        Group(_load(record), Text(), _pods(record), _rates(record), Text(), _events(record)),
+        Group(
+            _load(record, room - 40),
+            _pods(record, narrow=width < WIDTH),
+            _rates(record, room - 48),
+            Text(),
+            _events(record),
+        ),
         title="[bold]SpecServe demo[/] · [yellow]simulated engines[/], real Kubernetes",
         subtitle=f"engines {record.plan.slow_motion:g}x slower than the measured H200",
         box=box.ROUNDED,
-        width=WIDTH,
+        width=width,
         padding=(0, 1),
     )
 
 
-def _load(record: Record) -> RenderableType:
+def _load(record: Record, width: int) -> RenderableType:
     plan, curve = record.plan, record.plan.curve
-    width = 56
     shape = Text()
     for column in range(width):
         at = column * curve.seconds / width
@@ -139,7 +149,7 @@ def _load(record: Record) -> RenderableType:
     return Group(shape, progress, policy)
 
 
-def _pods(record: Record) -> RenderableType:
+def _pods(record: Record, *, narrow: bool) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
     table.add_column("SpecServe", min_width=10, no_wrap=True)
     table.add_column("pod", ratio=1, no_wrap=True, overflow="ellipsis")
@@ -149,33 +159,35 @@ def _pods(record: Record) -> RenderableType:
     for pod in record.pods:
         first = pod.arm != arm
         arm = pod.arm
-        table.add_row(Text(TITLES[arm] if first else "", STYLES[arm]), *_pod(pod))
+        # Of a long name its end tells pods apart.
+        name = f"…{pod.name[-6:]}" if narrow else pod.name
+        table.add_row(Text(TITLES[arm] if first else "", STYLES[arm]), name, *_pod(pod))
     return table
 
 
 def _pod(pod: PodState) -> list[RenderableType]:
     if pod.problem:
-        return [pod.name, Text("not read", "red"), "", "", "", "", ""]
+        return [Text("not read", "red"), "", "", "", "", ""]
     mode = Text(pod.mode.upper(), {"on": "bold green", "off": "bold blue"}.get(pod.mode, "yellow"))
     accept = "-" if pod.acceptance is None else f"{pod.acceptance:.2f}"
     flips = str(len(pod.flips.seen))
     rate = f"{pod.tokens_per_second:,.0f}"
-    return [pod.name, _known(pod.in_flight), mode, _known(pod.steps), accept, rate, flips]
+    return [_known(pod.in_flight), mode, _known(pod.steps), accept, rate, flips]
 
 
-def _rates(record: Record) -> RenderableType:
+def _rates(record: Record, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=10)
-    table.add_column(width=48)
-    table.add_column(justify="right", min_width=12)
-    table.add_column(justify="right", min_width=20)
+    table.add_column(width=width)
+    table.add_column(justify="right", min_width=12, no_wrap=True)
+    table.add_column(justify="right", min_width=14, no_wrap=True)
     rates = {key: record.recent(key) for key in record.ledgers}
     most = max(1.0, *rates.values())
     for key, rate in rates.items():
         style = STYLES[key]
         table.add_row(
             Text(TITLES[key], style),
-            Bar(most, 0, rate, width=48, color=style.split()[-1]),
+            Bar(most, 0, rate, width=width, color=style.split()[-1]),
             Text(f"{rate:,.0f} tok/s", "bold"),
             Text(f"{record.so_far(key):,.0f} so far", "bright_black"),
         )
