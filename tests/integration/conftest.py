@@ -55,8 +55,9 @@ class _Seat:
     process: OperatorProcess | None = None
 
     def clear(self):
-        if self.process is not None:
-            self.process.kill()
+        if self.process is not None and self.process.running:
+            # Not killed: the next one would have to wait for the lease.
+            self.process.end()
         self.process = None
 
 
@@ -79,8 +80,7 @@ async def operator(served_cluster, rights, _seat):
 @pytest.fixture
 def start_operator(served_cluster, rights, _seat):
     """Start operators that are the test's own; no other one runs meanwhile."""
-    if _seat.process is not None and _seat.process.running:
-        _seat.clear()
+    _seat.clear()
     lease = f"own-{next(_numbers)}"
     started = []
 
@@ -127,5 +127,10 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_collection_modifyitems(items):
-    """Look back over the session when it is over."""
-    items.sort(key=lambda item: item.path.name == "test_rights.py")
+    """Operators of a test's own come first, and the look back over the session last."""
+    items.sort(
+        key=lambda item: (
+            item.path.name == "test_rights.py",
+            "start_operator" not in item.fixturenames,
+        )
+    )

@@ -146,8 +146,12 @@ class OperatorProcess:
 
     async def stop(self) -> int:
         """Ask it to end, as its kubelet would; returns its exit status."""
+        return await asyncio.to_thread(self.end)
+
+    def end(self) -> int:
+        """Do as `stop`, outside of an event loop."""
         self._process.send_signal(signal.SIGTERM)
-        return await asyncio.to_thread(self._process.wait, STOP_SECONDS)
+        return self._process.wait(STOP_SECONDS)
 
     def kill(self) -> None:
         """End it as a lost node would."""

@@ -10,11 +10,11 @@ import yaml
 
 from specserve import names
 from tests.cluster.light import light_cluster as start_light_cluster
-from tests.integration.api import CRD, CRDS, Api, condition, eventually, throughout
+from tests.integration.api import CRD, CRDS, Api, condition, eventually, path, throughout
 from tests.integration.conftest import CRDS as CRD_FOLDER
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator_process import OperatorProcess, install
-from tests.integration.stage import HIGH, LOW, Stage, make_node
+from tests.integration.stage import HIGH, LOW, Stage, make_node, specserve
 
 
 async def test_a_restart_sends_nothing_when_reality_matches(start_operator, stage):
@@ -98,6 +98,37 @@ async def test_a_namespace_with_specserves_can_go_with_no_operator(start_operato
         return await stage.api.find(namespace) is None
 
     await eventually(gone, 60, "the namespace to go")
+
+
+async def test_a_watched_namespace_may_go_and_another_come_late(start_operator, stage):
+    """O-D6.1, O-F5.4: named namespaces only; one goes with its SpecServe, one does not exist yet."""
+    late = f"{stage.namespace}-late"
+    operator = start_operator(watch_namespaces=f"{stage.namespace},{late}")
+    await operator.leads()
+    await stage.up()
+    namespace = f"/api/v1/namespaces/{stage.namespace}"
+    await stage.api.delete(namespace)
+    await stage.api.post("/api/v1/namespaces", {"metadata": {"name": late}})
+    await stage.api.post(path(names.PLURAL, late), specserve("chat"))
+
+    async def served() -> bool:
+        return await stage.api.find(path("deployments", late, "chat")) is not None
+
+    async def gone() -> bool:
+        return await stage.api.find(namespace) is None
+
+    try:
+        await eventually(served, 30, "the late namespace to be served")
+        await eventually(gone, 60, "the namespace to go")
+        assert operator.running
+        assert await operator.value("specserve_reconcile_total", result="bug") == 0
+    finally:
+        await stage.api.delete(path(names.PLURAL, late, "chat"))
+        for pod in await stage.api.items("pods", late):
+            await stage.api.delete(
+                path("pods", late, pod["metadata"]["name"]), gracePeriodSeconds=0
+            )
+        await stage.api.delete(f"/api/v1/namespaces/{late}")
 
 
 @pytest.fixture

@@ -199,8 +199,7 @@ async def test_one_hung_engine_delays_nobody(operator, stage):
     at = {pod.name: pod.engine.set_load(*HIGH) for pod in others}
     await eventually(lambda: all(pod.engine.modes[-1] == "off" for pod in others), 5)
     assert max(pod.engine.applied[-1].at - at[pod.name] for pod in others) < 2.0
-    hung.engine.behave(BUSY)
-    await stage.summary("Off 1/1", "m00", within=20)
+    assert hung.engine.modes == ["on"]
 
 
 async def test_only_usable_pods_are_called_and_counted(operator, stage):
