@@ -184,7 +184,8 @@ async def _steer(
                 async with _background(loops) as working:
                     changed = scope.changed(kube, settings.watch_namespaces, found)
                     async with _background([changed]) as (moved,):
-                        return await _serve(found, reconciler, [*watching, *working], moved)
+                        others = [*watching, *working]
+                        return await _serve(settings, found, reconciler, others, moved)
         finally:
             telemetry.registry.unregister(regulator)
             health.forget(checks)
@@ -257,6 +258,7 @@ async def _synced(informers: list[Informer[Any]], watching: list[asyncio.Task[No
 
 
 async def _serve(
+    settings: Settings,
     serve: scope.Scope,
     reconciler: Reconciler,
     others: list[asyncio.Task[None]],
@@ -275,6 +277,8 @@ async def _serve(
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
+    # By itself kopf asks for the name of the process's user, which a numeric one does not have.
+    identity: Any = settings.identity
     where: dict[str, Any] = (
         {"namespaces": list(serve.namespaces)} if serve.namespaces else {"clusterwide": True}
     )
@@ -284,6 +288,7 @@ async def _serve(
             settings=handlers.settings(),
             memo=kopf.Memo(reconciler=reconciler, stop=stop),
             standalone=True,
+            identity=identity,
             **where,
         )
     )
