@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.demo.plan import Arm
 
 OUT = ROOT / "build" / "demo"
-SECONDS = 2 * WAVE_SECONDS
+SECONDS = 100.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
