@@ -211,6 +211,21 @@ class Bed:
             content_type=MERGE,
         )
 
+    async def created(self, count: int, seconds: float) -> None:
+        """Wait until so many pods are there, up or not.
+
+        Raises:
+            BenchError: They did not appear in `seconds`.
+        """
+
+        async def all_there() -> bool:
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+            page = await self.kube.call("GET", path, query={"limit": "1"})
+            more = page["metadata"].get("remainingItemCount", 0)
+            return len(page["items"]) + int(more) >= count
+
+        await self.until(all_there, f"{count} pods created", seconds)
+
     async def bring_up(self, count: int, seconds: float) -> None:
         """Play scheduler and kubelet until `count` pods run and are ready.
 
@@ -219,7 +234,7 @@ class Bed:
         """
 
         async def all_up() -> bool:
-            fresh = [pod for pod in await self._pod_uids() if pod[0] not in self.pods]
+            fresh = [pod for pod in await self._pending() if pod[0] not in self.pods]
             batch = {}
             for (name, uid), address in zip(
                 fresh, self.engines[len(self.pods) : count], strict=False
@@ -235,11 +250,16 @@ class Bed:
 
         await self.until(all_up, f"{count} pods", seconds, _pause(count))
 
-    async def _pod_uids(self) -> list[tuple[str, str]]:
+    async def _pending(self) -> list[tuple[str, str]]:
         found = []
         token = ""
         while True:
-            query = {"limit": "1000", **({"continue": token} if token else {})}
+            # Those that were brought up run: a list of all would be what the machine is busy with.
+            query = {
+                "limit": "500",
+                "fieldSelector": "status.phase=Pending",
+                **({"continue": token} if token else {}),
+            }
             page = await self.kube.call(
                 "GET", f"/api/v1/namespaces/{NAMESPACE}/pods", query=query, timeout=60
             )

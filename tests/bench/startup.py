@@ -39,24 +39,28 @@ async def populate(on: Bed, resources: int, pods: int) -> dict[str, Any]:
     """Create everything with a first operator, from nothing to settled."""
     each = math.ceil(pods / resources)
     began = time.monotonic()
-    # The API server, the controllers and this process fill a small machine for minutes.
+    # The API server and the controllers fill a small machine for minutes.
     on.start_operator(lease_seconds="60", renew_seconds="45", log_level="WARNING")
-    assert on.operator is not None
     for first in range(0, resources, WAVE):
         wave = range(first, min(first + WAVE, resources))
         await together(on.create(f"bench-{index}", each, {}) for index in wave)
-        await on.bring_up(wave.stop * each, 600)
-        up = time.monotonic() - began
-        print(f"{wave.stop * each} pods up after {up:.0f} s", flush=True)
-    await on.settled(600)
-    await on.quiet(5, 600)
+        await on.created(wave.stop * each, 600)
+        print(f"{wave.stop * each} pods created: {time.monotonic() - began:.0f} s", flush=True)
+    assert on.operator is not None
     taken = {
-        "podsUpSeconds": round(up, 1),
-        "settledSeconds": round(time.monotonic() - began, 1),
+        "createdSeconds": round(time.monotonic() - began, 1),
         "operatorCpuSeconds": round(cpu_seconds(on.operator.pid), 1),
         "operatorPeakMiB": round(peak_mib(on.operator.pid), 1),
         "writes": sum(on.writes().values()),
     }
+    # Without it, so that the engines are not read while this process plays kubelet.
+    on.stop_operator()
+    await on.bring_up(resources * each, 1200)
+    print(f"pods up: {time.monotonic() - began:.0f} s", flush=True)
+    on.start_operator(lease_seconds="60", renew_seconds="45", log_level="WARNING")
+    await on.settled(600)
+    await on.quiet(5, 600)
+    print(f"settled: {time.monotonic() - began:.0f} s", flush=True)
     on.cluster.controller_manager.stop()
     on.stop_operator()
     return taken
