@@ -4,6 +4,7 @@ Event handlers, because they need no finalizer and write nothing: a SpecServe an
 deleted with no operator there.
 """
 
+import dataclasses
 import logging
 import os
 from typing import Any
@@ -40,8 +41,15 @@ def settings() -> kopf.OperatorSettings:
 @kopf.on.login(registry=registry)
 def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     """Log in as everything else in this process does."""
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
-        return kopf.login_with_service_account(**kwargs)
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    if host and not os.environ.get("KUBECONFIG"):
+        found = kopf.login_with_service_account(**kwargs)
+        if found is None:
+            return None
+        # By address, not by name: without the cluster's DNS there is none, and control would be.
+        name = f"[{host}]" if ":" in host else host
+        port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        return dataclasses.replace(found, server=f"https://{name}:{port}")
     return kopf.login_with_kubeconfig(**kwargs)
 
 
