@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from specserve import operator, telemetry
+from specserve.kube import NoCluster
 from specserve.leader import LeadershipLost
 from specserve.settings import PREFIX, BadSetting, Settings
 
@@ -53,6 +54,13 @@ def _run() -> int:
         return 2
     try:
         asyncio.run(operator.run(settings, health))
+    except NoCluster as error:
+        print(  # noqa: T201 - as above
+            f"specserve: no API server: {error}; set KUBECONFIG, or run in a pod with a service "
+            "account",
+            file=sys.stderr,
+        )
+        return 2
     except LeadershipLost as error:
         logging.getLogger(__name__).error("leadership lost: %s", error)  # noqa: TRY400
         return 1

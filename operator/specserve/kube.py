@@ -35,6 +35,10 @@ class KubeError(Exception):
     """A call to the API server did not succeed."""
 
 
+class NoCluster(KubeError):
+    """Nothing says where the API server is, or what says so cannot be read."""
+
+
 class KubeUnreachable(KubeError):
     """No HTTP answer: connection refused or lost, or time ran out. The outcome is unknown."""
 
@@ -78,13 +82,16 @@ class Kube:
             calls: Most calls under way at once.
 
         Raises:
-            kubernetes.aio.config.ConfigException: Neither is there, or it cannot be read.
+            NoCluster: Neither is there, or it cannot be read.
         """
         settings = client.Configuration()
-        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
-            config.load_incluster_config(client_configuration=settings)
-        else:
-            await config.load_kube_config(client_configuration=settings)
+        try:
+            if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                await config.load_kube_config(client_configuration=settings)
+        except (config.ConfigException, OSError) as error:
+            raise NoCluster(str(error)) from error
         settings.connection_pool_maxsize = 0
         return cls(client.ApiClient(configuration=settings), calls)
 

@@ -56,8 +56,8 @@ class Elector:
         self._seen: tuple[str, str] | None = None
         self._seen_at = 0.0
         self._asked_to_wait = 0.0
-        #: Monotonic time in seconds of the last completed try, held or not.
-        self.tried = time.monotonic()
+        #: Monotonic time in seconds of the last answer about the Lease, held or not.
+        self.heard = time.monotonic()
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, run `work` while holding it, release it when `work` ends.
@@ -100,12 +100,12 @@ class Elector:
     async def _try(self, limit: float) -> bool:
         try:
             async with asyncio.timeout(limit):
-                return await self._step()
+                held = await self._step()
         except (KubeError, TimeoutError) as error:
             log.warning("lease %s: %s", self._name, str(error) or "timed out")
             return False
-        finally:
-            self.tried = time.monotonic()
+        self.heard = time.monotonic()
+        return held
 
     async def _step(self) -> bool:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 #: Seconds without a sign of life after which the process is to be restarted.
 TICK_LIMIT = 30.0
 WATCH_LIMIT = 360.0
-LEASE_LIMIT = 60.0
 #: Seconds in which notices of one kind about one SpecServe are gathered into one event.
 NOTICE_GATHER = 1.0
 NOTICE_BACKLOG = 10_000
@@ -50,7 +49,7 @@ async def run(settings: Settings, health: telemetry.Health) -> None:
 
     Raises:
         LeadershipLost: Another process may steer now; end this one.
-        kubernetes.aio.config.ConfigException: There is no way to reach an API server.
+        NoCluster: Nothing says where the API server is.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
@@ -66,7 +65,7 @@ async def run(settings: Settings, health: telemetry.Health) -> None:
             renew_seconds=settings.renew_seconds,
             retry_seconds=settings.retry_seconds,
         )
-        health.watch("leader election", lambda: elector.tried, LEASE_LIMIT)
+        health.watch("leader election", lambda: elector.heard, WATCH_LIMIT)
         health.ready = True
         with contextlib.suppress(asyncio.CancelledError):
             await elector.lead(partial(_lead, kube, settings, health, end))

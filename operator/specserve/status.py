@@ -319,6 +319,14 @@ def _settled(seen: Observation) -> Condition:
             conditions.SWITCH_PENDING,
             _listed(drifted, lambda e: e.difference),
         )
+    silent = [engine for engine in seen.engines if engine.control_error]
+    if silent:
+        code, _ = silent[0].control_error or ("", "")
+        return Condition(kind, "Unknown", code, _listed(silent, lambda _: "not read of late"))
+    if any(engine.controllable is False for engine in seen.engines):
+        return Condition(
+            kind, "Unknown", conditions.NOT_CONTROLLABLE, "the engines take no switches"
+        )
     if any(engine.on is None or engine.wanted is None for engine in seen.engines):
         return Condition(kind, "Unknown", conditions.NOT_OBSERVED, "not all engines are read yet")
     return Condition(kind, "True", conditions.SETTLED)

@@ -62,3 +62,9 @@ def test_version(capsys):
         cli.main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_without_an_api_server_it_says_what_to_set(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    assert cli.main(["run"]) == 2
+    assert "KUBECONFIG" in capsys.readouterr().err

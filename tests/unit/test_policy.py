@@ -361,7 +361,6 @@ def test_resume_without_a_record_owes_no_dwell():
         ),
         ({"signal": "Running", "off_above": 64}, 48, ("at most 48", "offAbove 64", "below 48")),
         ({"signal": "Running", "mode": "Observe"}, 48, ("at most 48",)),
-        ({"on_below": 0}, None, ("onBelow 0", "to 1 or more")),
     ],
 )
 def test_unreachable_names_the_numbers_and_what_to_change(fields, capacity, parts):
@@ -378,7 +377,6 @@ def test_unreachable_names_the_numbers_and_what_to_change(fields, capacity, part
         ({"signal": "InFlight"}, 48),
         ({"signal": "Queued"}, 1),
         ({"signal": "Running", "mode": "Off"}, 48),
-        ({"on_below": 0, "mode": "On"}, None),
         ({"on_below": 1}, 256),
     ],
 )

@@ -20,7 +20,7 @@ delays = st.one_of(
 
 @st.composite
 def policies(draw: st.DrawFn) -> api.Policy:
-    below = draw(st.integers(0, 9))
+    below = draw(st.integers(1, 9))
     return api.Policy.model_validate(
         {
             "mode": draw(st.sampled_from(["Auto", "Auto", "Auto", "Observe", "On", "Off"])),

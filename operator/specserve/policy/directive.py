@@ -12,8 +12,6 @@ from specserve.policy.state import Mode
 
 #: Longest reason the engine takes.
 REASON_LENGTH: Final = 256
-#: Largest `minBatch` the engine takes. No batch is that large, so what lies above is left out.
-LARGEST_BATCH: Final = 65_536
 
 
 def wanted(policy: api.Policy, draft: api.Draft, mode: Mode) -> dict[str, Any]:
@@ -45,11 +43,7 @@ def _steps(policy: api.Policy, draft: api.Draft) -> int:
 
 def _table(policy: api.Policy) -> list[dict[str, int]]:
     ordered = sorted(policy.tiers, key=lambda tier: tier.min_batch)
-    return [
-        {"minBatch": tier.min_batch, "steps": tier.steps}
-        for tier in ordered
-        if tier.min_batch <= LARGEST_BATCH
-    ]
+    return [{"minBatch": tier.min_batch, "steps": tier.steps} for tier in ordered]
 
 
 def _fallback(policy: api.Policy, draft: api.Draft, active: dict[str, Any]) -> dict[str, Any]:
@@ -70,8 +64,7 @@ def _fallback(policy: api.Policy, draft: api.Draft, active: dict[str, Any]) -> d
     below = [tier for tier in table if tier["minBatch"] < off] or [
         {"minBatch": 1, "steps": _steps(policy, draft)}
     ]
-    above = [{"minBatch": off, "steps": 0}] if off <= LARGEST_BATCH else []
-    return {"mode": "tiers", "tiers": [*below, *above]}
+    return {"mode": "tiers", "tiers": [*below, {"minBatch": off, "steps": 0}]}
 
 
 def body(

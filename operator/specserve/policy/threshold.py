@@ -65,9 +65,4 @@ def unreachable(policy: api.Policy, capacity: int | None) -> str | None:
             f"policy.threshold.offAbove below {capacity}, engine.maxRunningRequests above "
             f"{bounds.off_above}, or policy.signal to InFlight"
         )
-    if bounds.on_below == 0:
-        return (
-            "no load is below onBelow 0, so speculation never comes back on once it is off: "
-            "set policy.threshold.onBelow to 1 or more"
-        )
     return None
