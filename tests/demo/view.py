@@ -117,7 +117,6 @@ def screen(record: Record, width: int = WIDTH) -> RenderableType:
             _load(record, room - 40),
             _pods(record, narrow=width < WIDTH),
             _rates(record, room - 48),
-            Text(),
             _events(record),
         ),
         title="[bold]SpecServe demo[/] · [yellow]simulated engines[/], real Kubernetes",
