@@ -4,8 +4,6 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 # Found on first use; installed where absent.
-export SPECSERVE_EXISTING_CLUSTER SPECSERVE_REGISTRY SPECSERVE_BASE_IMAGE
-
 uv = $(or $(UV),$(eval UV := $(shell tests/setup.sh))$(UV),$(error setup failed))
 run = PYTHONPATH=operator:. $(uv) run --no-sync
 pytest = $(run) python -m pytest
