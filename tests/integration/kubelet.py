@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specserve_sim.engine import EngineConfig
 
 STOP_SECONDS = 20.0
+ADDRESS_ATTEMPTS = 5
 
 
 def _addresses() -> Iterator[str]:
@@ -242,7 +243,8 @@ class Kubelet:
                 await self._api.delete(
                     path("pods", self._namespace, pod["metadata"]["name"]), gracePeriodSeconds=0
                 )
-        return not left
+        # An engine that is being stopped swallows the cancellation of whoever waits for it.
+        return not left and not self.pods
 
     def of(self, instance: str) -> list[PlayedPod]:
         """The pods of a SpecServe whose engines run, oldest first."""
@@ -299,8 +301,8 @@ class Kubelet:
             if event != "DELETED":
                 await self._sync(item)
             elif (pod := self.pods.get(name)) and pod.uid == item["metadata"]["uid"]:
-                del self.pods[name]
                 await pod.stop()
+                del self.pods[name]
 
     async def _sync(self, item: Any) -> None:
         async with self._turn:
@@ -369,14 +371,18 @@ class Kubelet:
         config = self.tune(config_of(pod.item, mounted))
         if not self.loads:
             config = replace(config, startup_seconds=3600.0)
-        while True:
+        for attempt in range(ADDRESS_ATTEMPTS):
             pod.address = address or pod.address or next(_fresh)
             try:
                 pod.running = await pod.stack.enter_async_context(
                     Running.at(pod.address, config, mounted, pod.uid)
                 )
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or address:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                if address or attempt + 1 == ADDRESS_ATTEMPTS:
+                    at = f"port {names.PORT_SERVING} or {names.PORT_ADMIN} of {pod.address}"
+                    error.add_note(f"{at}: does a fleet of engines listen at every address?")
                     raise
                 pod.address = ""
             else:

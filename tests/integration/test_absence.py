@@ -101,7 +101,7 @@ async def test_a_namespace_with_specserves_can_go_with_no_operator(start_operato
 
 
 async def test_a_watched_namespace_may_go_and_another_come_late(start_operator, stage):
-    """O-D6.1, O-F5.4: named namespaces only; one goes with its SpecServe, one does not exist yet."""
+    """O-D6.1, O-F5.4: one of the named goes with its SpecServe, one does not exist yet."""
     late = f"{stage.namespace}-late"
     operator = start_operator(watch_namespaces=f"{stage.namespace},{late}")
     await operator.leads()
