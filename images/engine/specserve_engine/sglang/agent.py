@@ -125,7 +125,7 @@ class Agent:
         before = controller.worker.speculative_num_steps
         original(controller, speculative_num_steps)
         if controller.worker.speculative_num_steps != before and self._policy is not None:
-            self._policy.switches += 1
+            self._policy.switched()
             for record in self._records():
                 journal.compact(record)
 

@@ -62,8 +62,8 @@ class ForcePolicy:
         order: The order in force; the start is epoch 0 in mode auto.
         stats: Figures of all decode rounds of this rank.
         decode_rounds: Rounds launched and finished under the order in force.
-        obeyed_at: When the first batch was launched under the order in force, seconds of the
-            monotonic clock; None before.
+        obeyed_at: When the first batch was launched under the order in force, its steps active,
+            seconds of the monotonic clock; None before.
         last_batch: Requests in the last launched batch.
         switches: Changes of steps since the process began, as the controller carried them out.
     """
@@ -91,6 +91,7 @@ class ForcePolicy:
         self.forward_passes = forward_passes
         self._clock = clock
         self._launches: deque[_Launch] = deque(maxlen=MAX_LAUNCHES)
+        self._launched = 0  # under the order in force
         self._passes_at_launch = 0
         self._last_result = 0.0
 
@@ -116,12 +117,20 @@ class ForcePolicy:
         self.order = order
         self.decode_rounds = 0
         self.obeyed_at = None
+        self._launched = 0
+
+    def switched(self) -> None:
+        """Count a change of steps that the controller has carried out."""
+        self.switches += 1
+        if self._launched == 1:
+            self.obeyed_at = self._clock()
 
     def get_steps_for_batch(self, batch_size: int) -> int:
         """Choose the steps of a batch that is about to be launched."""
         forced = self.order.setting.steps_for(batch_size)
         steps = self._own.get_steps_for_batch(batch_size) if forced is None else forced
         if batch_size > 0:
+            self._launched += 1
             if self.obeyed_at is None:
                 self.obeyed_at = self._clock()
             passes = self.forward_passes()
