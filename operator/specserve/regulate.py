@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily
 from specserve import api, policy, telemetry
 from specserve.engine import Endpoint, EngineError, EngineRefused, EngineUnreachable
 from specserve.observed import Key, Pod
+from specserve.pace import Pace
 from specserve.policy import Memory, Sample, Verdict, directive
 from specserve.signals import Reading
 from specserve.status import Engine
@@ -48,15 +49,6 @@ _KEPT = (
 #: Rate at which readings that are due may start, over the rate that periods are stretched to: a
 #: backlog must shrink.
 HEADROOM = 1.1
-#: Readings that start in one go at most, as seconds of the full rate.
-BURST_SECONDS = 0.05
-#: Seconds between two turns of the loop while readings wait for their turn.
-SHORTEST_TURN = 0.01
-#: Seconds behind time at which the loop counts as overloaded, of the rate that is left at least
-#: then, and until all of it is back.
-LATE_SECONDS = 0.25
-LEAST_SHARE = 0.05
-RECOVERY_SECONDS = 5.0
 #: Periods in force within which a reading is not stale yet, whatever the policy says: one that
 #: is not due yet is not lost.
 STALE_PERIODS = 3
@@ -135,50 +127,6 @@ class _Sent:
     announce: bool
 
 
-class _Pace:
-    """How many readings may start now: a rate that yields when the event loop falls behind.
-
-    The budget says what may be asked of engines, not what the processor has left. A starved
-    process that starts calls at its full rate finishes none of them in time, and the lease is
-    not renewed either; so the rate halves while the loop is late and comes back by and by. What
-    is due meanwhile starts later, in the order in which it became due.
-
-    Args:
-        rate: Most readings a second.
-        now: Monotonic seconds.
-    """
-
-    def __init__(self, rate: float, now: float) -> None:
-        self._rate = rate
-        self._burst = max(1.0, rate * BURST_SECONDS)
-        self._allowance = self._burst
-        self._at = now
-        self.share = 1.0
-
-    def turn(self, now: float, late: float) -> None:
-        """Begin a turn of the loop that comes `late` seconds after it was due."""
-        elapsed = now - self._at
-        self._at = now
-        if late > LATE_SECONDS:
-            self.share = max(LEAST_SHARE, self.share / 2)
-        else:
-            self.share = min(1.0, self.share + elapsed / RECOVERY_SECONDS)
-        self._allowance = min(self._burst, self._allowance + elapsed * self._rate * self.share)
-
-    def take(self) -> bool:
-        """Whether one more reading may start; counts it if so."""
-        if self._allowance < 1.0:
-            return False
-        self._allowance -= 1.0
-        return True
-
-    @property
-    def pause(self) -> float:
-        """Seconds until another one may start."""
-        missing = 1.0 - self._allowance
-        return max(SHORTEST_TURN, missing / (self._rate * self.share)) if missing > 0 else 0.0
-
-
 class Regulator:
     """Steers all pods it is told of.
 
@@ -224,7 +172,7 @@ class Regulator:
         self._settings: dict[str, Any] = {}
         self._stretch = 1.0
         self._asked = 1.0
-        self._pace = _Pace(samples_per_second * HEADROOM, clock())
+        self._pace = Pace(samples_per_second * HEADROOM, clock())
         #: Monotonic time of the last turn of the loop, for the liveness probe.
         self.beat = clock()
 
@@ -543,9 +491,7 @@ class Regulator:
         steered.unproved = None
         steered.untaken = False
         steered.ranks = None
-        steered.memory = Memory.resume(
-            steered.memory.mode, None if steered.memory.mode is None else steered.memory.since
-        )
+        steered.memory = steered.memory.reboot()
 
     def _decide(self, steered: _Steered, target: Target) -> None:
         if steered.readback is None:

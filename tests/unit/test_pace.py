@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.regulate import BURST_SECONDS, LATE_SECONDS, LEAST_SHARE, RECOVERY_SECONDS, _Pace
+from specserve.pace import BURST_SECONDS, LATE_SECONDS, LEAST_SHARE, RECOVERY_SECONDS, Pace
 
 
 def started(pace, *, begin, seconds, late=0.0, turn=0.01):
@@ -16,13 +16,13 @@ def started(pace, *, begin, seconds, late=0.0, turn=0.01):
 
 
 def test_the_rate_is_kept_and_no_burst_is_longer_than_allowed():
-    pace = _Pace(800, 0.0)
+    pace = Pace(800, 0.0)
     assert started(pace, begin=0.0, seconds=0.01) <= 800 * BURST_SECONDS + 8
     assert started(pace, begin=0.01, seconds=10) == pytest.approx(8000, abs=8)
 
 
 def test_time_without_anything_due_saves_up_no_more_than_a_burst():
-    pace = _Pace(800, 0.0)
+    pace = Pace(800, 0.0)
     pace.turn(3600.0, 0.0)
     count = 0
     while pace.take():
@@ -31,7 +31,7 @@ def test_time_without_anything_due_saves_up_no_more_than_a_burst():
 
 
 def test_a_late_loop_starts_less_but_never_nothing():
-    pace = _Pace(800, 0.0)
+    pace = Pace(800, 0.0)
     started(pace, begin=0.0, seconds=1, late=LATE_SECONDS * 2)
     assert pace.share == LEAST_SHARE
     assert started(pace, begin=1.0, seconds=10, late=LATE_SECONDS * 2) == pytest.approx(
@@ -40,7 +40,7 @@ def test_a_late_loop_starts_less_but_never_nothing():
 
 
 def test_the_full_rate_comes_back():
-    pace = _Pace(800, 0.0)
+    pace = Pace(800, 0.0)
     pace.turn(0.1, LATE_SECONDS * 2)
     assert pace.share == 0.5
     pace.turn(0.1 + RECOVERY_SECONDS / 2, 0.0)
@@ -48,7 +48,7 @@ def test_the_full_rate_comes_back():
 
 
 def test_the_pause_ends_when_the_next_one_may_start():
-    pace = _Pace(2, 0.0)
+    pace = Pace(2, 0.0)
     pace.turn(0.0, 0.0)
     assert pace.take()
     assert not pace.take()

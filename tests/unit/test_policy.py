@@ -382,3 +382,17 @@ def test_unreachable_names_the_numbers_and_what_to_change(fields, capacity, part
 )
 def test_reachable(fields, capacity):
     assert unreachable(policy(**fields), capacity) is None
+
+
+def test_a_reboot_keeps_decisions_and_forgets_readings():
+    flips = (1.0, 20.0, 40.0)
+    old = Memory(
+        "Off", 40.0, flips, stamp=7.0, heard=41.0, stalled_since=30.0, stalled=True, tokens=5
+    )
+    assert old.reboot() == Memory("Off", 40.0, flips)
+
+
+def test_an_engine_in_a_crash_loop_gets_no_new_budget():
+    spent = Memory("On", 100.0, tuple(float(n) for n in range(41, 101)))
+    verdict, _ = decide(policy(), spent.reboot(), at(200, 500), 200)
+    assert (verdict.mode, verdict.code) == ("On", "BudgetSpent")

@@ -1,7 +1,7 @@
 """What goes into a decision and what comes out of it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 Mode = Literal["On", "Off"]
@@ -30,7 +30,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the policy remembers of one engine process. A new process starts a new memory.
+    """What the policy remembers of one engine; `reboot` when its process is a new one.
 
     Attributes:
         mode: Mode in force by the policy, None before its first decision.
@@ -71,6 +71,18 @@ class Memory:
             return cls(mode=mode)
         # Earlier flips are lost with the old process; the one on record still counts.
         return cls(mode=mode, since=since, flips=(since,))
+
+    def reboot(self) -> Self:
+        """Memory for the next process of the same engine: decisions stay, readings do not."""
+        return replace(
+            self,
+            stamp=None,
+            heard=None,
+            waiting=None,
+            stalled_since=None,
+            stalled=False,
+            tokens=None,
+        )
 
     def age(self, now: float) -> float | None:
         """Seconds since the latest new reading, None before the first one."""
