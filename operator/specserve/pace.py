@@ -7,7 +7,7 @@ LATE_SECONDS = 0.25
 #: Share of the rate that is left at least then.
 LEAST_SHARE = 0.05
 #: Seconds until all of it is back.
-RECOVERY_SECONDS = 5.0
+RECOVERY_SECONDS = 20.0
 #: Seconds between two turns of the loop while readings wait for their turn.
 SHORTEST_TURN = 0.01
 

@@ -80,14 +80,14 @@ class _Steered:
     due: float
     memory: Memory = field(default_factory=Memory.start)
     sample: Sample | None = None
-    sample_error: EngineError | None = None
+    sample_error: tuple[str, str] | None = None
     sample_failures: int = 0
     ranks: int | None = None
     readback: dict[str, Any] | None = None
     read_at: float = 0.0
     read_wanted: bool = True
     lease_until: float = 0.0
-    control_error: EngineError | None = None
+    control_error: tuple[str, str] | None = None
     control_failures: int = 0
     untaken: bool = False
     retry_at: float = 0.0
@@ -385,7 +385,7 @@ class Regulator:
                 return
             steered.sample_failures += 1
             if isinstance(error, EngineRefused) or steered.sample_failures >= TOLERATED_FAILURES:
-                steered.sample_error = error
+                steered.sample_error = _kept(error)
             return
         if _replaced(pod, steered.pod):
             return
@@ -616,8 +616,8 @@ class Regulator:
         tolerated = isinstance(error, EngineUnreachable) or error.code in _REREAD
         known = steered.control_error
         if not tolerated or steered.control_failures >= TOLERATED_FAILURES:
-            steered.control_error = error
-            if known is None or known.code != error.code:
+            steered.control_error = _kept(error)
+            if known is None or known[0] != error.code:
                 self._say(steered, "Warning", "SpeculationSwitchFailed", f"{error.code}: {error}")
         if steered.control_failures > 1 or not tolerated:
             first, longest = BACKOFF
@@ -652,8 +652,8 @@ class Regulator:
             difference=difference,
             controllable=None if readback is None else bool(readback.get("controllable")),
             control_reason="" if readback is None else str(readback.get("reason") or ""),
-            control_error=_shown(steered.control_error),
-            sample_error=_shown(steered.sample_error) or (("SamplesStale", "") if stale else None),
+            control_error=steered.control_error,
+            sample_error=steered.sample_error or (("SamplesStale", "") if stale else None),
             sampled=sample is not None,
             ranks=steered.ranks,
             stalled=steered.memory.stalled,
@@ -714,8 +714,9 @@ def _epoch(answer: Mapping[str, Any]) -> int:
     return max((epoch for epoch in known if isinstance(epoch, int)), default=0)
 
 
-def _shown(error: EngineError | None) -> tuple[str, str] | None:
-    return None if error is None else (error.code, str(error))
+def _kept(error: EngineError) -> tuple[str, str]:
+    """Code and message; the exception itself holds its frames, the connection, the task: 20 kB."""
+    return error.code, str(error)
 
 
 def _tokens(steered: _Steered) -> int | None:
