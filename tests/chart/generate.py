@@ -4,6 +4,7 @@
 
 - templates/crd.yaml is crds/*.yaml with a switch around it and annotations inside.
 - values.schema.json and the table of README.md come from values.yaml and its comments.
+- examples/install/operator.yaml is what the chart renders, for people without Helm.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from typing import Any
 
 import yaml
 
+from tests.chart import rendering
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "specserve"
+PLAIN_FILE = ROOT / "examples" / "install" / "operator.yaml"
+PLAIN = "specserve-operator"
 
 _CRD_HEAD = """\
 {{- /* Made by `make generate` from crds/. A template, because Helm never upgrades what lies in a
@@ -177,6 +182,34 @@ def crd() -> str:
     return _CRD_HEAD + "".join(parts) + "{{- end }}\n"
 
 
+def plain() -> str:
+    """The manifests beside rbac.yaml for `kubectl apply`: Deployment, Service, NetworkPolicy."""
+    values = {
+        "fullnameOverride": PLAIN,
+        "leaderElection": {"leaseName": "specserve"},
+        "networkPolicy": {"engines": False},
+    }
+    kinds = {"Deployment", "Service", "NetworkPolicy"}
+    manifests = [m for m in rendering.render(values, release=PLAIN) if m["kind"] in kinds]
+    for manifest in manifests:
+        for meta in (manifest["metadata"], *_template(manifest)):
+            labels = meta["labels"]
+            labels.pop("helm.sh/chart", None)
+            labels.pop("app.kubernetes.io/managed-by", None)
+        if manifest["kind"] == "Deployment":
+            (container,) = manifest["spec"]["template"]["spec"]["containers"]
+            # The rights in rbac.yaml have none on NetworkPolicies.
+            drop = {"SPECSERVE_OPERATOR_NETWORK_POLICIES", "SPECSERVE_OPERATOR_POD_LABELS"}
+            container["env"] = [one for one in container["env"] if one["name"] not in drop]
+    head = "# Made by `make generate` from charts/specserve; goes with rbac.yaml and crds/.\n"
+    return head + yaml.safe_dump_all(manifests, sort_keys=False)
+
+
+def _template(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    template = manifest["spec"].get("template")
+    return [template["metadata"]] if template else []
+
+
 def readme(text: str) -> str:
     """README.md with a new table between its two marks."""
     before, mark, rest = (CHART / "README.md").read_text().partition("<!-- values -->\n")
@@ -192,6 +225,7 @@ def main() -> None:
     (CHART / "templates" / "crd.yaml").write_text(crd())
     (CHART / "values.schema.json").write_text(json.dumps(schema(text), indent=2) + "\n")
     (CHART / "README.md").write_text(readme(text))
+    PLAIN_FILE.write_text(plain())
 
 
 if __name__ == "__main__":

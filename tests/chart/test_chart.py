@@ -282,3 +282,18 @@ def test_generated_files_are_up_to_date():
     text = (CHART / "values.yaml").read_text()
     assert (CHART / "templates" / "crd.yaml").read_text() == generate.crd()
     assert (CHART / "README.md").read_text() == generate.readme(text)
+    assert generate.PLAIN_FILE.read_text() == generate.plain()
+
+
+def test_plain_manifests_belong_together():
+    folder = generate.PLAIN_FILE.parent
+    (deployment,) = [
+        m
+        for m in yaml.safe_load_all((folder / "operator.yaml").read_text())
+        if m["kind"] == "Deployment"
+    ]
+    rights = {m["kind"]: m for m in yaml.safe_load_all((folder / "rbac.yaml").read_text())}
+    meta, pod = deployment["metadata"], deployment["spec"]["template"]["spec"]
+    account = rights["ServiceAccount"]["metadata"]
+    assert pod["serviceAccountName"] == account["name"]
+    assert meta["namespace"] == account["namespace"] == rights["Namespace"]["metadata"]["name"]
