@@ -263,6 +263,8 @@ def plain():
 
 @pytest.fixture
 def story(helm_cluster, image_names, tmp_path):
+    # It removes all of SpecServe in the end, so nobody else's may be there.
+    assert not helm_cluster.kubectl("get", CRD, "--ignore-not-found"), "SpecServe is there already"
     told = Story(helm_cluster, image_names, tmp_path)
     try:
         yield told
