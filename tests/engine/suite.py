@@ -35,12 +35,16 @@ async def contract(address: Address, report: Path, *extra_paths: Path) -> dict[s
     paths = [REPOSITORY / "images/engine", REPOSITORY / "images/sim", REPOSITORY, *extra_paths]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/contract/test_directives.py"),
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        *("-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"),
+        "tests/contract/test_directives.py",
         f"--junitxml={report}",
         cwd=REPOSITORY,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            # Plugins that happen to be installed on a host need not suit this pytest.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "SPECSERVE_ENGINE_URL": address.admin_url,
             "SPECSERVE_ENGINE_TOKEN": address.token,
         },
