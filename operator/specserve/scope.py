@@ -15,8 +15,10 @@ from specserve.kube import Kube, KubeError, KubeRefused
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what there is.
+#: Seconds between two looks at what there is; and when each look asks all namespaces of a list, of
+#: which none is waited for.
 LOOK = 10.0
+LOOK_AT_ALL = 60.0
 #: Seconds between two looks while there is nothing to serve, and between two lines about it.
 LOOK_FOR_ANY = 2.0
 SAY_AGAIN = 60.0
@@ -104,17 +106,22 @@ async def wait(kube: Kube, wanted: Sequence[str]) -> Scope:
 async def changed(kube: Kube, wanted: Sequence[str], scope: Scope) -> None:
     """Return when something else can be served than before."""
     gone = 0
-    pause = LOOK
+    usual = LOOK_AT_ALL if wanted and not scope.waiting else LOOK
+    pause = usual
     while True:
         await asyncio.sleep(pause)
-        pause = LOOK
+        pause = usual
         try:
             now = await find(kube, wanted)
         except KubeError as error:
             if isinstance(error, KubeRefused):
                 pause = max(pause, error.retry_after)
             continue
-        gone = gone + 1 if now is None else 0
+        if now is None:
+            gone += 1
+            pause = LOOK
+        else:
+            gone = 0
         if gone >= _GONE_LOOKS or (now is not None and now != scope):
             log.warning("what can be served has changed: %s, was %s", now, scope)
             return
