@@ -272,7 +272,7 @@ class Kubelet:
     async def resync(self) -> None:
         """Look at all pods again."""
         for pod in list(self.pods.values()):
-            await self._sync(pod.item)
+            await self._look_again(pod)
         if self.mounts:
             for name in self._secrets:
                 self._mount(name)
@@ -284,7 +284,7 @@ class Kubelet:
             self._take_secret(event, secret)
             for pod in list(self.pods.values()):
                 if not pod.running:
-                    await self._sync(pod.item)
+                    await self._look_again(pod)
 
     def _take_secret(self, event: str, secret: Any) -> None:
         name = secret["metadata"]["name"]
@@ -298,15 +298,17 @@ class Kubelet:
     async def _follow_pods(self) -> None:
         async for event, item in self._api.follow(path("pods", self._namespace)):
             name = item["metadata"]["name"]
-            if event != "DELETED":
-                await self._sync(item)
-            elif (pod := self.pods.get(name)) and pod.uid == item["metadata"]["uid"]:
-                await pod.stop()
-                del self.pods[name]
+            async with self._turn:
+                if event != "DELETED":
+                    await self._bring(item)
+                elif (pod := self.pods.get(name)) and pod.uid == item["metadata"]["uid"]:
+                    await pod.stop()
+                    del self.pods[name]
 
-    async def _sync(self, item: Any) -> None:
+    async def _look_again(self, pod: PlayedPod) -> None:
         async with self._turn:
-            await self._bring(item)
+            if self.pods.get(pod.name) is pod:
+                await self._bring(pod.item)
 
     async def _bring(self, item: Any) -> None:
         meta, spec = item["metadata"], item["spec"]
