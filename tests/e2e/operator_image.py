@@ -1,6 +1,6 @@
 """The operator's image, built from images/operator/Dockerfile as the simulator's is from its own.
 
-`python -m tests.e2e.operator_image` builds it and prints where the archive is.
+`python -m tests.e2e.operator_image` builds both and puts their archives into build/images.
 """
 
 from __future__ import annotations
@@ -93,5 +93,17 @@ def _version() -> str:
     return version
 
 
+def main() -> None:
+    """Builds the images of this repository and prints their names and archives."""
+    progress = Progress()
+    target = ROOT / "build" / "images"
+    target.mkdir(parents=True, exist_ok=True)
+    for archive in (operator(progress), images.simulator(progress)):
+        name = builder.name_of(archive)
+        file = target / f"{name.rpartition('/')[2].partition(':')[0]}.tar"
+        shutil.copy(archive, file)
+        print(f"{name}\t{file.relative_to(ROOT)}")
+
+
 if __name__ == "__main__":
-    print(operator(Progress()))
+    main()

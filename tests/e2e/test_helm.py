@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -372,14 +373,17 @@ def _kill_leader(story):
     pods = story.cluster.get("pods", "-n", SYSTEM)["items"]
     (pod,) = [p for p in pods if holder.startswith(p["metadata"]["name"])]
     name = pod["metadata"]["name"]
-    killed = time.monotonic()
+    killed = datetime.now(UTC)
     if isinstance(story.cluster, NodeCluster):
         (container,) = pod["status"]["containerStatuses"]
         _kill_container(story.cluster, container["containerID"].rpartition("/")[2])
     else:
         story.cluster.kubectl("delete", "pod", name, "-n", SYSTEM, "--grace-period=0", "--force")
     until(lambda: story.leader() not in {"", holder}, "another leader", TAKEOVER_SECONDS + 5)
-    story.summary["takeoverSeconds"] = round(time.monotonic() - killed, 1)
+    # By the new leader's own word: how often this test looks is not part of it.
+    acquired = story.cluster.get("lease", RELEASE, "-n", SYSTEM)["spec"]["acquireTime"]
+    seconds = (datetime.fromisoformat(acquired) - killed).total_seconds()
+    story.summary["takeoverSeconds"] = round(seconds, 1)
     assert story.summary["takeoverSeconds"] <= TAKEOVER_SECONDS
 
 
