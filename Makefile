@@ -34,7 +34,7 @@ test: test-fast test-cluster test-integration test-e2e ## Run all tests
 .PHONY: test-fast
 test-fast: venv ## Pure code, the wire, the contract: seconds
 	@mkdir -p build/test
-	$(pytest) tests/unit tests/golden tests/wire tests/contract --junitxml=build/test/fast.xml
+	$(pytest) tests/unit tests/golden tests/wire tests/contract tests/engine --junitxml=build/test/fast.xml
 
 .PHONY: test-cluster
 test-cluster: binaries ## The test clusters themselves
