@@ -35,6 +35,9 @@ ANNOTATION_ROTATED: Final = f"{GROUP}/rotated"
 #: it over from another.
 ANNOTATION_OPERATOR: Final = f"{GROUP}/operator"
 
+#: On an engine pod: SGLang's adaptive configuration, which a volume shows the engine as a file.
+ANNOTATION_ADAPTIVE: Final = f"{GROUP}/adaptive-config"
+
 ENGINE_CONTAINER: Final = "engine"
 #: Label that the API server itself gives every namespace.
 LABEL_NAMESPACE: Final = "kubernetes.io/metadata.name"
@@ -60,6 +63,9 @@ CREDENTIALS_DIR: Final = "/etc/specserve/credentials"
 KEY_CONFIG: Final = "config.yaml"
 ENGINE_CONFIG_DIR: Final = "/etc/specserve/engine"
 ENGINE_CONFIG: Final = f"{ENGINE_CONFIG_DIR}/{KEY_CONFIG}"
+ADAPTIVE_FILE: Final = "adaptive.json"
+ADAPTIVE_DIR: Final = "/etc/specserve/adaptive"
+ADAPTIVE_CONFIG: Final = f"{ADAPTIVE_DIR}/{ADAPTIVE_FILE}"
 
 ENV_POD_UID: Final = "SPECSERVE_POD_UID"
 ENV_ADMIN_PORT: Final = "SPECSERVE_ADMIN_PORT"

@@ -270,6 +270,7 @@ def test_our_values_are_not_expanded_by_the_kubelet():
                 "--speculative-num-steps=3",
                 "--speculative-eagle-topk=1",
                 "--speculative-adaptive",
+                "--speculative-adaptive-config=/etc/specserve/adaptive/adaptive.json",
             ],
         ),
         ({"method": "NGRAM", "source": None}, ["--speculative-algorithm=NGRAM"]),
@@ -282,6 +283,7 @@ def test_our_values_are_not_expanded_by_the_kubelet():
                 "--speculative-num-steps=4",
                 "--speculative-eagle-topk=1",
                 "--speculative-adaptive",
+                "--speculative-adaptive-config=/etc/specserve/adaptive/adaptive.json",
             ],
         ),
     ],
@@ -297,6 +299,33 @@ def test_live_methods_demand_control(method):
     }
     assert environment[names.ENV_REQUIRE_LIVE] == "1"
     assert environment[names.ENV_STEPS] == "0,1,3"
+
+
+def test_every_step_is_prepared_at_every_batch_size():
+    template = deployment(
+        draft={"steps": [4, 0, 2]}, pod={"annotations": {names.ANNOTATION_ADAPTIVE: "mine"}}
+    )["spec"]["template"]
+    config = json.loads(template["metadata"]["annotations"][names.ANNOTATION_ADAPTIVE])
+    assert config.pop("update_interval") == 100
+    assert config == {size: {"candidate_steps": [0, 2, 4]} for size in ("1", "8", "32", "128")}
+
+
+def test_the_adaptive_configuration_is_shown_as_the_file_that_the_engine_is_told():
+    shape = pod()
+    [volume] = [item for item in shape["volumes"] if "downwardAPI" in item]
+    [item] = volume["downwardAPI"]["items"]
+    assert names.ANNOTATION_ADAPTIVE in item["fieldRef"]["fieldPath"]
+    mounts = {m["name"]: m for m in shape["containers"][0]["volumeMounts"]}
+    mount = mounts[volume["name"]]
+    assert f"{mount['mountPath']}/{item['path']}" == names.ADAPTIVE_CONFIG
+    assert mount["readOnly"]
+
+
+@pytest.mark.parametrize("method", ["NGRAM", "None"])
+def test_nothing_is_prepared_where_nothing_is_switched(method):
+    template = deployment(draft={"method": method, "source": None})["spec"]["template"]
+    assert names.ANNOTATION_ADAPTIVE not in template["metadata"]["annotations"]
+    assert not any("downwardAPI" in item for item in template["spec"]["volumes"])
 
 
 def test_config_is_two_words():
@@ -554,7 +583,7 @@ def test_a_key_stays_a_text_in_the_engines_file(key):
             "spec.containers[engine].env[A].value",
         ),
         ({"engine": {"env": []}}, "spec.containers[engine].env[A]"),
-        ({"engine": {"args": ["--x"]}}, "spec.containers[engine].args[16]"),
+        ({"engine": {"args": ["--x"]}}, "spec.containers[engine].args[17]"),
         ({"pod": {"labels": {"team": "b"}}}, "metadata.labels.team"),
         ({"pod": {"hostIPC": True}}, "spec.hostIPC"),
         (
@@ -597,7 +626,10 @@ def test_the_simulated_engine_understands_the_command_line(tmp_path):
     assert (known.speculative_algorithm, known.speculative_num_steps) == ("EAGLE3", 3)
     assert known.enable_metrics
     # Live control is what it always has.
-    assert unknown == ["--speculative-adaptive"]
+    assert unknown == [
+        "--speculative-adaptive",
+        f"--speculative-adaptive-config={names.ADAPTIVE_CONFIG}",
+    ]
     keys = cli.parse(cli.parser(), words)
     assert (keys.admin_api_key, keys.api_key) == ("adm", "client")
 

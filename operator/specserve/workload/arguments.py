@@ -4,6 +4,7 @@ Names and aliases of the flags are those of SGLang 0.5.16 and 0.5.23, whose pars
 unambiguous abbreviation of a flag.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +14,12 @@ from specserve.api import SpecServeSpec
 
 #: Algorithms whose number of steps can be changed while the engine runs.
 LIVE_METHODS: Final = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
+
+#: Batch sizes from which on the engine's own policy, in mode `auto`, learns and chooses apart.
+ADAPTIVE_SLOTS: Final = (1, 8, 32, 128)
+#: Decode rounds between two choices of that policy; its default of 5 follows every chance run of
+#: drafts that were kept or not.
+ADAPTIVE_UPDATE_INTERVAL: Final = 100
 
 #: SGLang takes this flag only as two arguments: it looks for it before it parses the rest.
 FLAG_CONFIG: Final = "--config"
@@ -148,6 +155,19 @@ def arguments(spec: SpecServeSpec, model_path: str, draft_path: str | None) -> l
     tail = [argument for argument in theirs if argument.flag]
     kept = [argument for argument in ours if argument.flag not in taken]
     return [word for argument in (*head, *kept, *tail) for word in argument.words]
+
+
+def adaptive_config(spec: SpecServeSpec) -> str | None:
+    """SGLang's adaptive configuration as JSON; None where nothing is switched.
+
+    Only steps that stand in it can be ordered, and at a batch size whose slot leaves a step out
+    the engine has no CUDA graphs for it. So every slot lists all of them, 0 among them.
+    """
+    if spec.draft.method not in LIVE_METHODS:
+        return None
+    steps = sorted(set(spec.draft.steps))
+    slots = {str(size): {"candidate_steps": steps} for size in ADAPTIVE_SLOTS}
+    return json.dumps({"update_interval": ADAPTIVE_UPDATE_INTERVAL, **slots})
 
 
 def parallelism(spec: SpecServeSpec) -> tuple[int, int]:
@@ -291,3 +311,4 @@ def _speculation(spec: SpecServeSpec, draft_path: str | None) -> Iterator[Argume
     yield Argument.of("--speculative-eagle-topk", 1)
     if draft.method in LIVE_METHODS:
         yield Argument.of("--speculative-adaptive")
+        yield Argument.of("--speculative-adaptive-config", names.ADAPTIVE_CONFIG)

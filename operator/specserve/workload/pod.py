@@ -11,6 +11,7 @@ from specserve.api import PassThrough, SpecServeSpec
 from specserve.workload.arguments import (
     LIVE_METHODS,
     UnusableSpec,
+    adaptive_config,
     arguments,
     parallelism,
 )
@@ -20,6 +21,7 @@ from specserve.workload.provision import NONE_PROVIDED, Provision, engine_image
 VOLUME_PREFIX: Final = "specserve-"
 VOLUME_CREDENTIALS: Final = f"{VOLUME_PREFIX}credentials"
 VOLUME_ENGINE_CONFIG: Final = f"{VOLUME_PREFIX}engine-config"
+VOLUME_ADAPTIVE: Final = f"{VOLUME_PREFIX}adaptive"
 VOLUME_SHARED_MEMORY: Final = f"{VOLUME_PREFIX}shared-memory"
 SHARED_MEMORY_DIR: Final = "/dev/shm"  # noqa: S108 - a path in the container
 #: Enough for the NCCL segments and the message queues of 16 GPUs.
@@ -122,6 +124,7 @@ def template(
             "annotations": {
                 **pod.annotations,
                 "kubectl.kubernetes.io/default-container": names.ENGINE_CONTAINER,
+                **_present(**{names.ANNOTATION_ADAPTIVE: adaptive_config(spec)}),
             },
         },
         "spec": {
@@ -181,6 +184,10 @@ def _volumes(
         {"name": VOLUME_CREDENTIALS, "mountPath": names.CREDENTIALS_DIR, "readOnly": True},
         {"name": VOLUME_ENGINE_CONFIG, "mountPath": names.ENGINE_CONFIG_DIR, "readOnly": True},
     ]
+    if adaptive_config(spec) is not None:
+        # From the pod's own annotation: a ConfigMap could change under a running pod.
+        volumes.append({"name": VOLUME_ADAPTIVE, "downwardAPI": {"items": [_adaptive_file()]}})
+        mounts.append({"name": VOLUME_ADAPTIVE, "mountPath": names.ADAPTIVE_DIR, "readOnly": True})
     for item in found:
         volumes += [item.volume] if item.volume else []
         mounts += [item.mount] if item.mount else []
@@ -203,6 +210,14 @@ def _volumes(
                 f"{mount['mountPath']} belongs to the operator; mount at another path",
             )
     return [*volumes, *spec.pod.volumes], [*mounts, *spec.pod.volume_mounts]
+
+
+def _adaptive_file() -> PassThrough:
+    path = f"metadata.annotations['{names.ANNOTATION_ADAPTIVE}']"
+    return {
+        "path": names.ADAPTIVE_FILE,
+        "fieldRef": {"apiVersion": "v1", "fieldPath": path},
+    }
 
 
 def _shared_memory(spec: SpecServeSpec) -> str | None:
