@@ -7,6 +7,7 @@ import pytest
 from tests.chart.generate import ROOT
 
 DOCKERFILES = sorted((ROOT / "images").glob("*/Dockerfile"))
+ENGINE = ROOT / "images/engine/Dockerfile"
 
 
 def instructions(file):
@@ -20,7 +21,9 @@ def instructions(file):
 def test_two_stages_from_one_base_that_can_be_chosen(file):
     stages = [rest for word, rest in instructions(file) if word == "FROM"]
     assert stages == ["${BASE} AS build", "${BASE}"]
-    assert ("ARG", "BASE=docker.io/library/python:3.11-slim-bookworm") in instructions(file)
+    # SGLang's image has no default: a version must be chosen, and it is tens of gigabytes.
+    base = "BASE" if file == ENGINE else "BASE=docker.io/library/python:3.11-slim-bookworm"
+    assert ("ARG", base) in instructions(file)
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.parent.name)
@@ -36,8 +39,9 @@ def test_nothing_is_fetched_and_no_shell_needed(file):
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.parent.name)
 def test_numeric_user_and_labels(file):
-    last = instructions(file)[-8:]
-    assert ("USER", "65532:65532") in last
+    # SGLang's image has caches of compiled kernels that belong to the user it chose.
+    users = [rest for word, rest in instructions(file) if word == "USER"]
+    assert users == ([] if file == ENGINE else ["65532:65532"])
     (labels,) = [rest for word, rest in instructions(file) if word == "LABEL"]
     for label in ("title", "description", "licenses", "vendor", "revision"):
         assert f"org.opencontainers.image.{label}=" in labels
