@@ -49,9 +49,11 @@ _KEPT = (
 #: Rate at which readings that are due may start, over the rate that periods are stretched to: a
 #: backlog must shrink.
 HEADROOM = 1.1
-#: Periods in force within which a reading is not stale yet, whatever the policy says: one that
-#: is not due yet is not lost.
-STALE_PERIODS = 3
+#: Periods in force that a reading stays fresh and a directive stays alive, whatever the policy
+#: says.
+PATIENT_PERIODS = 3
+#: Longest life of a directive that engines take, in seconds.
+LONGEST_LEASE = 600
 #: A pod that fails is sampled this many times less often.
 FAILING_STRETCH = 4.0
 
@@ -311,12 +313,23 @@ class Regulator:
             telemetry.sample_period.set(stretch)
 
     def _patient(self, target: Target) -> api.Policy:
-        """The policy, its limit of staleness no shorter than the period in force allows."""
-        period = target.policy.sample_period_milliseconds / 1000 * self._stretch
-        limit = math.ceil(period * STALE_PERIODS)
-        if self._stretch == 1.0 or limit <= target.policy.stale_after_seconds:
+        """The policy, its times no shorter than the period in force allows.
+
+        A reading that is not due yet is not stale, and a directive must outlive the wait for its
+        renewal.
+        """
+        if self._stretch == 1.0:
             return target.policy
-        return target.policy.model_copy(update={"stale_after_seconds": limit})
+        period = target.policy.sample_period_milliseconds / 1000 * self._stretch
+        least = math.ceil(period * PATIENT_PERIODS)
+        longer = {
+            name: least
+            for name in ("stale_after_seconds", "lease_seconds")
+            if getattr(target.policy, name) < least
+        }
+        if "lease_seconds" in longer:
+            longer["lease_seconds"] = min(least, LONGEST_LEASE)
+        return target.policy.model_copy(update=longer) if longer else target.policy
 
     def _interrupt(self, steered: _Steered) -> None:
         """Stop what is being sent to a pod; whether it arrived is not known then."""
@@ -515,7 +528,7 @@ class Regulator:
         steered.wanted = self._shared(directive.wanted(target.policy, target.draft, verdict.mode))
         if steered.switching is not None or steered.unsure or now < steered.retry_at:
             return
-        lease = target.policy.lease_seconds
+        lease = self._patient(target).lease_seconds
         if directive.matches(steered.readback, steered.wanted) is not None:
             epoch = steered.epoch + 1
             steered.said = verdict.reason

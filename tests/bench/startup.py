@@ -58,7 +58,7 @@ async def populate(on: Bed, resources: int, pods: int) -> dict[str, Any]:
     await on.bring_up(resources * each, 1200)
     print(f"pods up: {time.monotonic() - began:.0f} s", flush=True)
     on.start_operator(lease_seconds="60", renew_seconds="45", log_level="WARNING")
-    await on.settled(600)
+    await on.settled(1200)
     await on.quiet(5, 600)
     print(f"settled: {time.monotonic() - began:.0f} s", flush=True)
     on.cluster.controller_manager.stop()
