@@ -3,7 +3,7 @@
 Pure and cheap: a round costs one deque append; medians are computed when read, and only for arms
 that changed since.
 
-Which rounds are timed. The time of a round is taken from launch to launch, so it is only that of
+Which rounds are timed. The time of a round is taken from result to result, so it is only that of
 its batch if the round before had the same batch and steps and no prefill ran between; the first
 rounds after a change of steps pay for the switch and are left out too. Every round counts for
 tokens and acceptance. Medians, because single rounds stall: means were off by up to 48 %.
