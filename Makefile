@@ -29,10 +29,10 @@ demo: binaries ## Watch speculation being switched in live pods (simulated engin
 	@$(run) python -m tests.demo
 
 .PHONY: test
-test: test-fast test-cluster test-integration test-e2e ## Run all tests
+test: test-fast test-cluster test-chart test-integration test-e2e ## Run all tests
 
 .PHONY: test-fast
-test-fast: venv ## Pure code, the wire, the contract: seconds
+test-fast: venv ## Pure code, the wire, the contract, the plugin's parts
 	@mkdir -p build/test
 	$(pytest) tests/unit tests/golden tests/wire tests/contract tests/engine --junitxml=build/test/fast.xml
 
@@ -41,15 +41,25 @@ test-cluster: binaries ## The test clusters themselves
 	@mkdir -p build/test
 	$(pytest) tests/cluster --junitxml=build/test/cluster.xml
 
+.PHONY: test-chart
+test-chart: binaries ## The Helm chart: rendering, rights, the API server's word
+	@mkdir -p build/test
+	$(pytest) tests/chart --junitxml=build/test/chart.xml
+
 .PHONY: test-integration
 test-integration: binaries ## The operator against a real API server; tests play kubelet
 	@mkdir -p build/test
-	$(pytest) tests/integration --junitxml=build/test/integration.xml
+	$(pytest) tests/integration tests/faults --junitxml=build/test/integration.xml
 
 .PHONY: test-e2e
-test-e2e: binaries ## Real containers on a real kubelet; needs root
+test-e2e: binaries ## Real containers on a real kubelet: cluster, demo, Helm; needs root
 	@mkdir -p build/test
 	$(pytest) tests/e2e --junitxml=build/test/e2e.xml
+
+.PHONY: e2e
+e2e: binaries ## The life of a Helm installation on a real kubelet (SPECSERVE_EXISTING_CLUSTER=1: on yours)
+	@mkdir -p build/test
+	$(pytest) tests/e2e/test_helm.py --junitxml=build/test/helm.xml
 
 .PHONY: lint
 lint: venv ## ruff, mypy strict, import contracts
@@ -57,6 +67,7 @@ lint: venv ## ruff, mypy strict, import contracts
 	$(run) ruff format --check .
 	$(run) mypy
 	$(run) lint-imports
+	$(run) hadolint images/*/Dockerfile
 
 .PHONY: format
 format: venv ## Let ruff format and mend what it can
@@ -64,18 +75,19 @@ format: venv ## Let ruff format and mend what it can
 	$(run) ruff format .
 
 .PHONY: generate
-generate: venv ## Write what is generated: the CRD and the golden manifests
+generate: binaries ## Write what is generated: CRD, chart, plain manifests, golden files
 	$(run) python -m specserve.schema
+	$(run) python -m tests.chart.generate
 	$(run) python -m tests.golden.update
 
 .PHONY: verify
 verify: generate ## Generate again, and fail if that differs from what is committed
 	$(uv) lock --check
-	git diff --exit-code -- crds tests/golden/expected
+	git diff --exit-code -- crds charts examples/install tests/golden/expected
 
 .PHONY: images
 images: packages ## Build the container images into build/images
-	@$(run) python -m tests.cluster images
+	@$(run) python -m tests.e2e.operator_image
 
 .PHONY: bench
 bench: binaries ## Measure flip latency and scale; writes build/bench
