@@ -118,7 +118,7 @@ async def test_ranks_that_cannot_be_read_are_silent_not_zero():
 
 
 async def test_a_read_back_is_as_the_contract_has_it():
-    state = RankState(0, 7, 3, 11, 4, 2, 4, 1, None)
+    state = RankState(0, 7, 3, 11, 4, 2, 4, 1, None, 12.5)
     groups = (GroupState((state,), (), 100, 20, 5.5),)
     read = await read_all(Scripted(read=groups), asyncio.get_running_loop().time() + 1)
     assert groups_json(read) == [
@@ -134,6 +134,7 @@ async def test_a_read_back_is_as_the_contract_has_it():
                     "running": 4,
                     "queued": 1,
                     "lastError": None,
+                    "obeyedAt": 12.5,
                 }
             ],
             "stats": [],
