@@ -199,7 +199,8 @@ class Tier(Node):
     """One step of a batch-size table inside the engine."""
 
     min_batch: Annotated[int, Field(ge=1, le=65_536)] = Field(
-        description="Smallest number of running requests this tier is for."
+        description="Smallest number of running requests this tier is for, in one data-parallel "
+        "rank."
     )
     steps: Steps = Field(description="Draft steps to use; 0 is off.")
 
@@ -232,6 +233,12 @@ class Policy(Node):
                 "message": "staleAfterSeconds must be at least two sample periods, or every "
                 "second sample would count as stale",
                 "fieldPath": ".staleAfterSeconds",
+            },
+            {
+                "rule": "self.leaseSeconds * 1000 >= 3 * self.samplePeriodMilliseconds",
+                "message": "leaseSeconds must be at least three sample periods, or leases would "
+                "run out between two visits of a pod",
+                "fieldPath": ".leaseSeconds",
             },
         )
     )

@@ -23,7 +23,7 @@ Type = Literal[
 ]
 Status = Literal["True", "False", "Unknown"]
 
-#: Summary: the workload is available and steered as the spec says.
+#: Summary: the spec was accepted and enough pods are ready to serve.
 READY: Final = "Ready"
 #: Abnormal if True: pods are still being brought to the spec.
 RECONCILING: Final = "Reconciling"

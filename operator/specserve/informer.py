@@ -108,27 +108,15 @@ class Informer(Generic[Value]):
         await asyncio.sleep(seconds * (1 + random.random() / 2))  # noqa: S311
 
     async def _list(self) -> str:
-        token = ""
         seen: dict[str, str] = {}
-        while True:
-            page = await self._kube.call(
-                "GET",
-                self._path,
-                query={
-                    **self._query,
-                    "limit": str(PAGE),
-                    **({"continue": token} if token else {}),
-                },
-                timeout=30.0,
-            )
+        version = ""
+        async for page in self._kube.pages(self._path, self._query):
             for item in page.get("items") or ():
                 meta = item["metadata"]
                 seen[meta["uid"]] = meta["resourceVersion"]
                 if self._versions.get(meta["uid"]) != meta["resourceVersion"]:
                     self._put(meta["uid"], item)
-            token = page["metadata"].get("continue", "")
-            if not token:
-                break
+            version = page["metadata"]["resourceVersion"]
             # A page holds the event loop for some milliseconds; let others in.
             await asyncio.sleep(0)
         # Not by the versions: a list that broke off half-way has put values without any.
@@ -137,7 +125,6 @@ class Informer(Generic[Value]):
         self._versions = seen
         self.heard = time.monotonic()
         self.synced.set()
-        version: str = page["metadata"]["resourceVersion"]
         return version
 
     def _take(self, event: Object) -> str:

@@ -25,6 +25,8 @@ MERGE = "application/merge-patch+json"
 
 #: Seconds for a call that is not a watch.
 CALL_TIMEOUT = 15.0
+#: Objects in one page of a list.
+PAGE = 500
 #: Seconds without a byte after which a watch counts as dead. Bookmarks come about once a minute.
 WATCH_IDLE = 90.0
 
@@ -143,6 +145,26 @@ class Kube:
         if response.status >= 400:
             raise _refused(response, text)
         return _decoded(text, f"{method} {path}")
+
+    async def pages(
+        self, path: str, query: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Object]:
+        """Yield the pages of one consistent list.
+
+        Raises:
+            KubeRefused: The server refused a page; 410 if the list took too long.
+            KubeUnreachable: There was no answer.
+        """
+        token = ""
+        while True:
+            more = {"continue": token} if token else {}
+            page = await self.call(
+                "GET", path, query={**(query or {}), "limit": str(PAGE), **more}, timeout=30.0
+            )
+            yield page
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return
 
     async def watch(
         self, path: str, query: Mapping[str, str], idle: float = WATCH_IDLE

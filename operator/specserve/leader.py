@@ -139,6 +139,8 @@ class Elector:
         spec["leaseDurationSeconds"] = max(1, round(self._lease))
         # The resourceVersion in the body makes this a compare-and-swap.
         await self._kube.call("PUT", self._path, body=lease, timeout=self._retry, urgent=True)
+        # What was read before is another's; it must not be taken for the holder later.
+        self._seen, self._seen_at = (self._identity, now), time.monotonic()
         return True
 
     def _lease_object(self, now: str) -> Object:

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds without a sign of life after which the process is to be restarted.
 TICK_LIMIT = 30.0
+#: Seconds between two full lists of SpecServes, beside the watch.
+RELIST_SECONDS = 300.0
 WATCH_LIMIT = 360.0
 #: Python's defaults make a full collection every few seconds, which walks all that is kept of all
 #: pods and holds the event loop for a third of a second at 10,000; what is made for a call is
@@ -184,6 +186,7 @@ async def _steer(
                 gc.freeze()
                 loops = [
                     regulator.run(),
+                    _relist(kube, found, reconciler),
                     _post(notices, cluster, reconciler),
                     *(reconciler.work() for _ in range(settings.workers)),
                 ]
@@ -193,6 +196,7 @@ async def _steer(
                         others = [*watching, *working]
                         return await _serve(settings, found, reconciler, others, moved)
         finally:
+            gc.unfreeze()
             telemetry.registry.unregister(regulator)
             health.forget(checks)
 
@@ -219,6 +223,24 @@ def _informers(
             extract = partial(observed.owned, kind)
             found.append((path, Informer(kube, path, extract, reconciler.take_owned, query)))
     return found
+
+
+async def _relist(kube: Kube, found: scope.Scope, reconciler: Reconciler) -> None:
+    """List all SpecServes now and then: what a watch has missed is found, its ends among it."""
+    while True:
+        await asyncio.sleep(RELIST_SECONDS)
+        before = reconciler.keys()
+        items: list[Any] = []
+        try:
+            for namespace in found.namespaces or ("",):
+                where = f"namespaces/{namespace}/" if namespace else ""
+                path = f"/apis/{names.API_VERSION}/{where}{names.PLURAL}"
+                async for page in kube.pages(path):
+                    items += page.get("items") or ()
+        except KubeError as error:
+            log.warning("SpecServes were not listed anew: %s", error)
+            continue
+        reconciler.relist(items, before)
 
 
 def _count(informers: list[tuple[str, Informer[Any]]], reconciler: Reconciler) -> None:

@@ -9,7 +9,7 @@ import datetime
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -156,6 +156,7 @@ class Reconciler:
         self._applied: dict[str, tuple[int, bytes]] = {}
         self._templates: dict[Key, workload.Manifest] = {}
         self._published: set[Key] = set()
+        self._doubted: set[Key] = set()
 
     # -- what the watches say ---------------------------------------------------------------
 
@@ -164,7 +165,10 @@ class Reconciler:
         meta = item["metadata"]
         key = (meta["namespace"], meta["name"])
         if deleted:
-            self._forget(key)
+            known = self._resources.get(key)
+            # The end of a namesake that was deleted before may be told late.
+            if known is None or known.uid == meta["uid"]:
+                self._forget(key)
             return
         spec, refusal = _parse(item.get("spec"))
         annotations = meta.get("annotations") or {}
@@ -270,6 +274,9 @@ class Reconciler:
             return "gone"
         blocked: Trouble | None = None
         try:
+            if key in self._doubted:
+                self._doubted.discard(key)
+                await self._confirm(resource)
             blocked = await self._bring(resource)
             if blocked is not None and blocked.reason == conditions.OTHER_OPERATOR:
                 return self._leave(resource, blocked)
@@ -277,10 +284,7 @@ class Reconciler:
             await self._publish(resource, blocked)
         except KubeRefused as error:
             if error.status == 404:
-                # The SpecServe vanished under our hands: its deletion event follows, or a new
-                # list finds it gone. Nothing to report, nothing to retry at once.
-                self._queue.add(key, RECHECK)
-                return "gone"
+                return await self._vanished(resource)
             return self._retry(resource, error)
         except KubeUnreachable as error:
             return self._retry(resource, error)
@@ -290,6 +294,41 @@ class Reconciler:
             self._queue.add(key, REJECTED_RECHECK if rejected else RECHECK)
             return "blocked"
         return "ok"
+
+    async def _vanished(self, resource: _Resource) -> str:
+        """Forget a SpecServe that is no more, also where nobody tells of its end."""
+        try:
+            item = await self._cluster.get(names.KIND, *resource.key)
+        except KubeError as error:
+            return self._retry(resource, error)
+        uid = ((item or {}).get("metadata") or {}).get("uid")
+        if uid != resource.uid and self._resources.get(resource.key) is resource:
+            self._forget(resource.key)
+        elif uid == resource.uid:
+            # Its namespace or another object was missing, not the SpecServe.
+            self._queue.add(resource.key, RECHECK)
+        return "gone"
+
+    def relist(self, items: Iterable[Object], before: Collection[Key]) -> None:
+        """Take in a full list of SpecServes: what no watch has told, their ends among it.
+
+        Args:
+            items: All that there are.
+            before: Keys that were known when the list was begun.
+        """
+        listed = set()
+        for item in items:
+            meta = item["metadata"]
+            listed.add((meta["namespace"], meta["name"]))
+            self.take_resource(item)
+        for key in before:
+            if key not in listed and key in self._resources:
+                self._queue.add(key)
+                self._doubted.add(key)
+
+    def keys(self) -> frozenset[Key]:
+        """All SpecServes that are known."""
+        return frozenset(self._resources)
 
     def _leave(self, resource: _Resource, blocked: Trouble) -> str:
         """Keep off what another installation serves; its status is that one's, too."""
@@ -333,6 +372,7 @@ class Reconciler:
                 tokens=credentials.tokens,
                 api_key=api_key,
                 model=_served_name(spec),
+                ranks=_ranks(spec),
                 last_switch=_seconds(
                     (resource.status.get("speculation") or {}).get("lastSwitchTime")
                 ),
@@ -377,8 +417,9 @@ class Reconciler:
         try:
             answer = await self._cluster.apply(manifest)
         except KubeRefused as error:
-            if error.status in {400, 403, 409, 422, 500}:
-                # 500 is what server-side apply says of a field that the schema does not know.
+            # Server-side apply says 500 of a field that the schema does not know; other 500s pass.
+            unknown_field = error.status == 500 and "typed patch object" in error.message
+            if error.status in {400, 403, 409, 422} or unknown_field:
                 reason = conditions.SPEC_REJECTED if error.status != 403 else "ApplyForbidden"
                 raise _Blocked(
                     reason, f"{kind} {manifest['metadata']['name']}: {error.message}"
@@ -398,10 +439,10 @@ class Reconciler:
         if old is not None and old.live == new.live:
             return
         what = "created" if old is None else "changed"
-        if before is not None and (path := workload.first_difference(before, manifest)):
-            what = f"changed, pods are replaced: {path}"
-        elif old is not None:
-            what = "changed, no pod is replaced"
+        # After a restart nothing is known of the template before: nothing is said of the pods.
+        if before is not None and old is not None:
+            path = workload.first_difference(before, manifest)
+            what += f", pods are replaced: {path}" if path else ", no pod is replaced"
         self._notice(
             Notice(resource.key, "Normal", "WorkloadApplied", f"Deployment {new.name} {what}")
         )
@@ -584,6 +625,7 @@ class Reconciler:
                 deployment=deployments[0] if deployments else None,
                 pods=list(self._pods.get(resource.key, {}).values()),
                 engines=self._regulator.engines(resource.key),
+                ranks=_ranks(resource.spec) if resource.spec else 1,
                 # Rounded up to half the period asked for, or each new pod would be news.
                 period_milliseconds=round(asked * round(stretch * 2 + 0.5) / 2)
                 if stretch > 1.0
@@ -657,6 +699,14 @@ def _parse(spec: Any) -> tuple[api.SpecServeSpec | None, str]:
 
 def _served_name(spec: api.SpecServeSpec) -> str:
     return spec.model.served_name or spec.model.source.partition("://")[2].strip("/")
+
+
+def _ranks(spec: api.SpecServeSpec) -> int:
+    """Data-parallel ranks of a pod, as far as the spec can be understood."""
+    try:
+        return workload.parallelism(spec)[1]
+    except workload.UnusableSpec:
+        return spec.engine.data_parallel
 
 
 def _token() -> str:

@@ -86,6 +86,7 @@ class _Steered:
     sample_failures: int = 0
     ranks: int | None = None
     readback: dict[str, Any] | None = None
+    astray: str | None = None
     read_at: float = 0.0
     read_wanted: bool = True
     lease_until: float = 0.0
@@ -346,7 +347,8 @@ class Regulator:
         # Not by the stretch in force: after a slow moment nobody has to wait out a long period.
         period = target.policy.sample_period_milliseconds / 1000 * self._asked
         if steered.sample_failures >= TOLERATED_FAILURES:
-            period *= FAILING_STRETCH
+            # Leases are renewed on ticks, whether or not the load can be read.
+            period = max(period, min(period * FAILING_STRETCH, target.policy.lease_seconds / 3))
         self._schedule(steered, now + period)
         if not steered.ticking:
             steered.ticking = True
@@ -457,6 +459,7 @@ class Regulator:
             self._restart(steered)
         first = steered.readback is None
         steered.readback = self._kept(answer)
+        steered.astray = directive.astray(answer)
         steered.read_at = now
         steered.read_wanted = steered.unsure = False
         steered.epoch = max(steered.epoch, _epoch(answer))
@@ -525,7 +528,9 @@ class Regulator:
             steered.wanted = None
             self._at_rest(steered)
             return
-        steered.wanted = self._shared(directive.wanted(target.policy, target.draft, verdict.mode))
+        steered.wanted = self._shared(
+            directive.wanted(target.policy, target.draft, verdict.mode, target.ranks)
+        )
         if steered.switching is not None or steered.unsure or now < steered.retry_at:
             return
         lease = self._patient(target).lease_seconds
@@ -655,7 +660,7 @@ class Regulator:
         stale = target is not None and self._stale(steered, target)
         difference = None
         if readback is not None and steered.wanted is not None:
-            difference = directive.matches(readback, steered.wanted)
+            difference = directive.matches(readback, steered.wanted) or steered.astray
         sample = steered.sample
         return Engine(
             name=steered.pod.name,

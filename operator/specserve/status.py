@@ -71,6 +71,7 @@ class Observation:
         deployment: The Deployment as last seen.
         pods: All pods of the SpecServe.
         engines: What is known of the usable ones.
+        ranks: Data-parallel ranks of a pod.
         period_milliseconds: Sample period in force if longer than asked for.
         previous: The status as last read or written.
     """
@@ -84,6 +85,7 @@ class Observation:
     engines: Sequence[Engine]
     period_milliseconds: int | None
     previous: Mapping[str, Any]
+    ranks: int = 1
 
 
 def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
@@ -191,7 +193,8 @@ def _workload(
 
 def _cause(seen: Observation, alive: Sequence[Pod]) -> Trouble | None:
     """The trouble that best explains missing pods, with the pod's name in front."""
-    leaving = any(pod.leaving for pod in seen.pods)
+    rolling = seen.deployment is not None and not seen.deployment.rolled_out
+    leaving = rolling and any(pod.leaving for pod in seen.pods)
     found = sorted(
         (
             (_severity(pod.trouble), pod.name, pod.trouble)
@@ -240,26 +243,26 @@ def _metrics(seen: Observation) -> Condition:
     blind = [engine for engine in engines if engine.sample_error]
     if blind:
         code, _ = blind[0].sample_error or ("", "")
+        loss = seen.spec.policy.on_signal_loss if seen.spec else "Hold"
         return Condition(
             "MetricsFresh",
             "False",
             code,
-            "load unknown, the mode is held: "
+            f"load unknown, policy.onSignalLoss is {loss}: "
             + _listed(blind, lambda e: (e.sample_error[1] if e.sample_error else "") or code),
         )
     if not all(engine.sampled for engine in engines):
         return Condition(
             "MetricsFresh", "Unknown", conditions.NO_SAMPLES, "waiting for the first readings"
         )
-    ranks = seen.spec.engine.data_parallel if seen.spec else 1
-    partial = [engine for engine in engines if engine.ranks is not None and engine.ranks < ranks]
+    partial = [e for e in engines if e.ranks is not None and e.ranks < seen.ranks]
     if partial:
         return Condition(
             "MetricsFresh",
             "False",
             conditions.RANKS_MISSING,
             f"the load may be higher than what is read of it: {partial[0].name} shows "
-            f"{partial[0].ranks} of {ranks} data-parallel ranks (engine.dataParallel)",
+            f"{partial[0].ranks} of {seen.ranks} data-parallel ranks (engine.dataParallel)",
         )
     return Condition("MetricsFresh", "True", conditions.SAMPLES_FRESH)
 

@@ -17,6 +17,7 @@ class Target:
         tokens: Plugin tokens, the current one first.
         api_key: Key of the serving port, None if it is open.
         model: Served model name.
+        ranks: Data-parallel ranks of a pod.
         last_switch: Wall-clock time in seconds of the last switch on record, None if none.
     """
 
@@ -26,6 +27,7 @@ class Target:
     tokens: tuple[str, ...]
     api_key: str | None
     model: str
+    ranks: int = 1
     last_switch: float | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:

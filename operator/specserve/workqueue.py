@@ -38,7 +38,11 @@ class WorkQueue(Generic[Key]):
         due = self._clock() + delay
         if key in self._active:
             self._again[key] = min(due, self._again.get(key, due))
-        elif due < self._due.get(key, float("inf")):
+        else:
+            self._put(key, due)
+
+    def _put(self, key: Key, due: float) -> None:
+        if due < self._due.get(key, float("inf")):
             self._due[key] = due
             self._order += 1
             heapq.heappush(self._heap, (due, self._order, key))
@@ -73,4 +77,5 @@ class WorkQueue(Generic[Key]):
         self._active.discard(key)
         due = self._again.pop(key, None)
         if due is not None:
-            self.add(key, max(0.0, due - self._clock()))
+            # By the time it was asked for: nobody who asked later goes first.
+            self._put(key, due)

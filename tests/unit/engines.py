@@ -38,6 +38,7 @@ class FakeEngine:
     stamp: float | None = None
     controllable: bool = True
     answer_seconds: float = 0.01
+    rank_states: list[dict[str, Any]] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
     changes: list[tuple[int, str]] = field(default_factory=list)
 
@@ -58,7 +59,7 @@ class FakeEngine:
 
     def read_back(self) -> dict[str, Any]:
         self.lapse()
-        groups = [{"ranks": [], "stats": [], "tokensTotal": self.tokens}]
+        groups = [{"ranks": self.rank_states, "stats": [], "tokensTotal": self.tokens}]
         return {**self.control.read_back(now()), "groups": groups}
 
     def put(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -311,3 +311,44 @@ def ranks(*pairs) -> dict:
 )
 def test_is_on(readback, expected):
     assert directive.is_on(readback) is expected
+
+
+@pytest.mark.parametrize(("ranks", "first_off"), [(1, 49), (2, 25), (8, 7), (48, 2)])
+def test_a_table_for_ranks_holds_a_rank_s_share_of_the_pod_s_bound(ranks, first_off):
+    fallback = directive.wanted(policy(), DRAFT, "On", ranks)["fallback"]
+    assert fallback["tiers"][-1] == {"minBatch": first_off, "steps": 0}
+
+
+def test_more_ranks_than_the_bound_has_requests_fall_back_to_off():
+    assert directive.wanted(policy(), DRAFT, "On", 64)["fallback"] == {
+        "mode": "off",
+        "draftKv": "cold",
+    }
+
+
+def reported(mode, ranks, steps=None):
+    listed = [
+        {"rank": n, "activeSteps": active, "decodeRounds": rounds}
+        for n, (active, rounds) in enumerate(ranks)
+    ]
+    return {"mode": mode, "steps": steps, "groups": [{"ranks": listed}]}
+
+
+@pytest.mark.parametrize(
+    ("readback", "words"),
+    [
+        pytest.param(reported("off", [(0, 9), (0, 9)]), None, id="all obey"),
+        pytest.param(reported("off", [(0, 9), (3, 9)]), "rank 1 runs 3 steps", id="one does not"),
+        pytest.param(reported("off", [(3, 0)]), None, id="an idle rank keeps its steps"),
+        pytest.param(reported("off", [(3, 2)]), None, id="the round under way may end"),
+        pytest.param(reported("on", [(0, 9)], 3), "ordered 3", id="on, but not active"),
+        pytest.param(reported("on", [(3, 9)], 3), None, id="on and active"),
+        pytest.param(reported("off", [(None, None)]), None, id="a silent rank is not judged"),
+        pytest.param(reported("tiers", [(3, 9)]), None, id="a table is not judged"),
+        pytest.param(reported("auto", [(3, 9)]), None, id="nor the engine's own policy"),
+        pytest.param({"mode": "off"}, None, id="nothing reported"),
+    ],
+)
+def test_astray_names_the_rank_that_does_otherwise(readback, words):
+    found = directive.astray(readback)
+    assert found is None if words is None else words in found

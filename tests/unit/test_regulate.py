@@ -771,3 +771,46 @@ async def test_metrics_are_those_of_usable_pods():
         w.vanish("u1")
         w.vanish("u2")
         assert all(not family.samples for family in w.regulator.collect())
+
+
+@in_virtual_time
+async def test_an_accepted_order_that_a_rank_does_not_follow_shows_as_drift():
+    async with world() as w:
+        w.regulator.configure(target())
+        engine = w.add(running=50)
+        await asyncio.sleep(2)
+        assert engine.mode == "off"
+        assert w.engine().difference is None
+        engine.rank_states = [
+            {"rank": 0, "activeSteps": 0, "decodeRounds": 40},
+            {"rank": 1, "activeSteps": 3, "decodeRounds": 40},
+        ]
+        await asyncio.sleep(11)
+        assert w.engine().difference == "rank 1 runs 3 steps, ordered 0"
+        engine.rank_states[1]["activeSteps"] = 0
+        await asyncio.sleep(11)
+        assert w.engine().difference is None
+
+
+@in_virtual_time
+async def test_leases_are_renewed_while_the_load_cannot_be_read_however_rarely_it_is_tried():
+    async with world() as w:
+        slow = {"samplePeriodMilliseconds": 15_000, "staleAfterSeconds": 60, "leaseSeconds": 60}
+        w.regulator.configure(target(**slow))
+        engine = w.add(running=50)
+        await asyncio.sleep(40)
+        assert engine.mode == "off"
+        epoch = engine.control.epoch
+        with fault(engine, load="reset"):
+            await asyncio.sleep(600)
+            assert engine.mode == "off"
+            assert engine.control.epoch == epoch
+
+
+@in_virtual_time
+async def test_the_fallback_of_a_pod_with_ranks_is_by_their_share():
+    async with world() as w:
+        w.regulator.configure(dataclasses.replace(target(), ranks=4))
+        w.add(running=50)
+        await asyncio.sleep(2)
+        assert w.switches[0]["fallback"]["tiers"][-1] == {"minBatch": 10 // 4 + 1, "steps": 0}

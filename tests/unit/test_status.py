@@ -132,8 +132,15 @@ WORKLOAD = {
         ("False", "Novel", "never seen"),
     ),
     "no room while an old pod leaves": (
-        {"pods": [pod(trouble=FULL), pod("chat-1", alive=False, leaving=True)]},
+        {
+            "pods": [pod(trouble=FULL), pod("chat-1", alive=False, leaving=True)],
+            "deployment": replace(ROLLED_OUT, rolled_out=False),
+        },
         ("False", "ReplicasNotReady", "0/1"),
+    ),
+    "no room beside a pod that never leaves": (
+        {"pods": [pod(trouble=FULL), pod("chat-1", alive=False, leaving=True)]},
+        ("False", "Unschedulable", "nvidia.com/gpu"),
     ),
     "quota": (
         {"pods": [], "deployment": replace(ROLLED_OUT, problem="exceeded quota")},
@@ -208,8 +215,18 @@ STATES = [
         "False",
         "SamplesStale",
     ),
-    ("MetricsFresh", {"spec": WIDE, "engines": engines({"ranks": 1})}, "False", "RanksMissing"),
-    ("MetricsFresh", {"spec": WIDE, "engines": engines({"ranks": 8})}, "True", "SamplesFresh"),
+    (
+        "MetricsFresh",
+        {"spec": WIDE, "ranks": 8, "engines": engines({"ranks": 1})},
+        "False",
+        "RanksMissing",
+    ),
+    (
+        "MetricsFresh",
+        {"spec": WIDE, "ranks": 8, "engines": engines({"ranks": 8})},
+        "True",
+        "SamplesFresh",
+    ),
     ("EnginesHealthy", {"engines": engines({"stalled": True})}, "False", "EngineStalled"),
     (
         "SpeculationControl",
@@ -256,7 +273,7 @@ def test_condition_of_engines(kind: str, changes: dict[str, Any], state: str, re
 
 
 def test_a_reading_of_one_rank_is_no_reading_of_all():
-    words = condition(seen(spec=WIDE, engines=engines({"ranks": 1})), "MetricsFresh")[2]
+    words = condition(seen(spec=WIDE, ranks=8, engines=engines({"ranks": 1})), "MetricsFresh")[2]
     assert "chat-0 shows 1 of 8 data-parallel ranks" in words
 
 

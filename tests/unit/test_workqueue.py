@@ -95,6 +95,18 @@ async def test_a_key_added_for_later_while_in_work_keeps_its_time():
 
 
 @in_virtual_time
+async def test_a_key_added_while_in_work_keeps_its_place_in_the_line():
+    q = queue()
+    q.add("a")
+    await take(q)
+    q.add("a")
+    q.add("b", 1.0)
+    await asyncio.sleep(1.0)
+    q.done("a")
+    assert [await take(q), await take(q)] == ["a", "b"]
+
+
+@in_virtual_time
 async def test_a_forgotten_key_does_not_come():
     q = queue()
     q.add("a")

@@ -157,6 +157,23 @@ async def test_one_failed_renewal_is_borne(server):
         assert not one.task.done()
 
 
+async def test_a_failed_renewal_is_borne_after_a_takeover_too(server):
+    occupy(server, "dead", "2020-01-01T00:00:00.000000Z", lasts=1)
+    async with running(server, "a", set()) as one:
+        await led(one)
+        failures = 0
+
+        async def first_two(_: web.Request) -> web.Response | None:
+            nonlocal failures
+            failures += 1
+            return failure(500, "No") if failures <= 2 else None
+
+        server.fault = first_two
+        await asyncio.sleep(2 * LEASE)
+        assert failures > 2
+        assert not one.task.done()
+
+
 async def test_a_lease_taken_by_another_ends_the_work_at_once(server):
     async with running(server, "a", set()) as one:
         await led(one)

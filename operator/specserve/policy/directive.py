@@ -14,20 +14,22 @@ from specserve.policy.state import Mode
 REASON_LENGTH: Final = 256
 
 
-def wanted(policy: api.Policy, draft: api.Draft, mode: Mode) -> dict[str, Any]:
+def wanted(policy: api.Policy, draft: api.Draft, mode: Mode, ranks: int = 1) -> dict[str, Any]:
     """The setting that puts an engine into `mode` and survives the operator.
 
     Args:
         policy: Gives the steps or the tiers while on, the draft's KV mode and the fallback.
         draft: Gives the steps if the policy names none: the largest that the engine prepares.
         mode: The verdict's mode.
+        ranks: Data-parallel ranks of the pod. The thresholds are of the whole pod, while each
+            rank follows a table by its own batch.
     """
     draft_kv = policy.draft_kv.lower()
     active = _on(policy, draft) if mode == "On" else {"mode": "off"}
     return {
         **active,
         "draftKv": draft_kv,
-        "fallback": {**_fallback(policy, draft, active), "draftKv": draft_kv},
+        "fallback": {**_fallback(policy, draft, active, ranks), "draftKv": draft_kv},
     }
 
 
@@ -46,7 +48,9 @@ def _table(policy: api.Policy) -> list[dict[str, int]]:
     return [{"minBatch": tier.min_batch, "steps": tier.steps} for tier in ordered]
 
 
-def _fallback(policy: api.Policy, draft: api.Draft, active: dict[str, Any]) -> dict[str, Any]:
+def _fallback(
+    policy: api.Policy, draft: api.Draft, active: dict[str, Any], ranks: int
+) -> dict[str, Any]:
     """What the engine does by itself once the lease has run out.
 
     A pin outlives the operator. Otherwise the upper bound becomes a table over the engine's own
@@ -60,7 +64,9 @@ def _fallback(policy: api.Policy, draft: api.Draft, active: dict[str, Any]) -> d
     table = _table(policy)
     if policy.signal == "Queued":
         return {"mode": "tiers", "tiers": table} if table else {"mode": "auto"}
-    off = policy.threshold.off_above + 1
+    off = policy.threshold.off_above // ranks + 1
+    if off == 1:  # more ranks than requests: a rank with any has more than its share
+        return {"mode": "off"}
     below = [tier for tier in table if tier["minBatch"] < off] or [
         {"minBatch": 1, "steps": _steps(policy, draft)}
     ]
@@ -134,6 +140,30 @@ def _words(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_words(item) for item in value) + "]"
     return str(value)
+
+
+#: Rounds under an order after which a rank that does otherwise is not just late: with overlap
+#: scheduling the round that was under way still counts.
+SETTLING_ROUNDS: Final = 3
+
+
+def astray(readback: Mapping[str, Any]) -> str | None:
+    """The first rank that does otherwise than the engine has accepted, None if none.
+
+    An accepted order is not an active one: a rank takes it over with its next decode batch, and
+    an idle one keeps the old steps. Under a table or the engine's own policy nothing is judged.
+    """
+    ordered = {"off": 0, "on": readback.get("steps")}.get(str(readback.get("mode")))
+    if ordered is None:
+        return None
+    for group in readback.get("groups") or []:
+        for rank in group.get("ranks") or []:
+            active, rounds = rank.get("activeSteps"), rank.get("decodeRounds")
+            if active is None or rounds is None or rounds < SETTLING_ROUNDS:
+                continue
+            if active != ordered:
+                return f"rank {rank.get('rank', '?')} runs {active} steps, ordered {ordered}"
+    return None
 
 
 def is_on(readback: Mapping[str, Any]) -> bool | None:

@@ -5,7 +5,7 @@ Nothing here depends on the version of the operator, on the order of a mapping, 
 replaces pods.
 """
 
-from specserve.workload.arguments import UnusableArgument, UnusableSpec
+from specserve.workload.arguments import UnusableArgument, UnusableSpec, parallelism
 from specserve.workload.compare import first_difference, template_hash
 from specserve.workload.objects import (
     Manifest,
@@ -30,5 +30,6 @@ __all__ = [
     "engine_config",
     "first_difference",
     "owner_reference",
+    "parallelism",
     "template_hash",
 ]
