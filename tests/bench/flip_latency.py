@@ -170,7 +170,7 @@ async def measure(sizes: list[int], repeats: int | None) -> dict[str, Any]:
             turns = repeats or _samples_wanted(pods)
             for staggered in (False, True):
                 # An even number, so that each pattern begins with calm engines.
-                count = max(2, turns // 5 if staggered else turns) // 2 * 2
+                count = 4 if staggered else max(2, turns // 2 * 2)
                 row = await crossings(on, count, staggered=staggered)
                 result["rows"].append(row)
                 print(f"{pods} pods {row['pattern']}: {row['seconds']}", flush=True)
