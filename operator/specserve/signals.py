@@ -117,6 +117,10 @@ def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Rea
         raise Unreadable(f"/metrics cannot be parsed: {error}") from None
     if foreign and not any(found.values()):
         raise Unreadable(f"/metrics is of another model than {model}")
+    missing = [n for n in (names.running, names.queued) if not found[_plain(n)]]
+    if missing:
+        looked_for = " and ".join(f"{name} or {_plain(name)}" for name in missing)
+        raise Unreadable(f"/metrics has no series {looked_for}")
     running = _total(found[_plain(names.running)], names.running)
     queued = _total(found[_plain(names.queued)], names.queued)
     tokens = found[_plain(names.tokens)]
@@ -184,8 +188,6 @@ def _total(series: Iterable[tuple[Mapping[str, str], float]], name: str) -> int:
             raise Unreadable(f"{name} is {value}")
         share = frozenset(item for item in labels.items() if not _copies(item[0]))
         shares[share] = max(value, shares.get(share, 0.0))
-    if not shares:
-        raise Unreadable(f"/metrics has no series {name} or {_plain(name)}")
     return round(sum(shares.values()))
 
 

@@ -11,7 +11,8 @@ from tests.integration.api import MERGE, eventually
 from tests.integration.operator_process import USER
 from tests.integration.stage import HIGH
 
-QUIET_SECONDS = 6.0
+#: Longer than a renewal of the lease (20 s) and several read-backs.
+QUIET_SECONDS = 25.0
 INJECTED = "injector.example/stamp"
 
 

@@ -100,8 +100,10 @@ def test_both_separators_count_once(text: str, wanted: MetricNames):
 
 
 def test_the_names_looked_for_are_told():
-    with pytest.raises(Unreadable, match="sglang:num_running_reqs or sglang_num_running_reqs"):
+    with pytest.raises(Unreadable) as caught:
         from_metrics('vllm:num_requests_running{model_name="model-a"} 40.0', NAMES)
+    assert "sglang:num_running_reqs or sglang_num_running_reqs" in str(caught.value)
+    assert "sglang:num_queue_reqs or sglang_num_queue_reqs" in str(caught.value)
 
 
 def test_other_names_can_be_told():
