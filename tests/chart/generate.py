@@ -32,13 +32,13 @@ chart's folder crds/. */}}
 _CRD_ANNOTATIONS = """\
 metadata:
   {{- $keep := eq "true" (include "specserve.on" (list .Values.crds "keep")) }}
-  {{- if or $keep (.Values.crds).annotations }}
+  {{- if or $keep (include "specserve.yaml" (.Values.crds).annotations) }}
   annotations:
     {{- if $keep }}
     helm.sh/resource-policy: keep
     {{- end }}
-    {{- with (.Values.crds).annotations }}
-    {{- toYaml . | nindent 4 }}
+    {{- with include "specserve.yaml" (.Values.crds).annotations }}
+    {{- . | nindent 4 }}
     {{- end }}
   {{- end }}
 """
@@ -53,6 +53,14 @@ _OPEN = {
     "livenessProbe",
     "readinessProbe",
 }
+_STRINGS = {"additionalProperties": {"type": ["string", "null"]}}
+_PULL_SECRETS = {
+    "items": {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"type": "string"}},
+    }
+}
 _NAMES = {"type": "string", "pattern": r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"}
 _MORE: dict[str, dict[str, Any]] = {
     "operator.logLevel": {"enum": ["DEBUG", "INFO", "WARNING", "ERROR", None]},
@@ -61,9 +69,18 @@ _MORE: dict[str, dict[str, Any]] = {
     "watchNamespaces": {"items": _NAMES},
     "replicas": {"maximum": 10},
     "service.port": {"minimum": 1, "maximum": 65535},
-    "global.imagePullSecrets": {"items": {"type": "object", "required": ["name"]}},
-    "imagePullSecrets": {"items": {"type": "object", "required": ["name"]}},
-    "engineDefaults.imagePullSecrets": {"items": {"type": "object", "required": ["name"]}},
+    "commonLabels": _STRINGS,
+    "podLabels": _STRINGS,
+    "podAnnotations": _STRINGS,
+    "nodeSelector": _STRINGS,
+    "crds.annotations": _STRINGS,
+    "service.annotations": _STRINGS,
+    "serviceAccount.annotations": _STRINGS,
+    "serviceMonitor.labels": _STRINGS,
+    "podMonitor.labels": _STRINGS,
+    "global.imagePullSecrets": _PULL_SECRETS,
+    "imagePullSecrets": _PULL_SECRETS,
+    "engineDefaults.imagePullSecrets": _PULL_SECRETS,
     "operator.samplesPerSecond": {"minimum": 1},
     "operator.readBackSeconds": {"type": ["number", "null"], "minimum": 1},
     "operator.workers": {"minimum": 1},

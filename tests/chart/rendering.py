@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -44,11 +45,16 @@ def helm(*arguments: str, stdin: str = "") -> str:
 
 
 def render(
-    values: Any = None, *, chart: Path = CHART, release: str = "specserve"
+    values: Any = None,
+    *,
+    chart: Path = CHART,
+    release: str = "specserve",
+    namespace: str = NAMESPACE,
 ) -> list[Manifest]:
     """The manifests of the chart under these values, which may be a dict or text."""
-    given = values if isinstance(values, str) else yaml.safe_dump(values or {})
-    text = helm("template", release, str(chart), "-n", NAMESPACE, "-f", "-", stdin=given)
+    # As JSON: what YAML dumps bare, such as y, Helm would read as a boolean.
+    given = values if isinstance(values, str) else json.dumps(values or {})
+    text = helm("template", release, str(chart), "-n", namespace, "-f", "-", stdin=given)
     assert "<no value>" not in text
     return [one for one in yaml.safe_load_all(text) if one]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,75 @@ def test_defaults_of_chart_and_operator_agree():
     assert settings.lease_name == "specserve"
 
 
+@pytest.mark.parametrize(
+    ("timing", "refused"),
+    [
+        ({"leaseSeconds": 8}, "leaseSeconds (8) must be above renewSeconds (8)"),
+        ({"renewSeconds": 2}, "that above retrySeconds (2)"),
+        ({"retrySeconds": 9.5}, "that above retrySeconds (9.5)"),
+        ({"leaseSeconds": 5, "renewSeconds": 6.5}, "leaseSeconds (5) must be above"),
+    ],
+)
+def test_timings_under_which_two_could_lead_are_refused(timing, refused):
+    with pytest.raises(Refused, match=re.escape(refused)):
+        render({"leaderElection": timing})
+
+
+# -- names ----------------------------------------------------------------------------------
+
+
+def _metadata(node):
+    """All names, namespaces and labels in a manifest, wherever they are."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("name", "namespace", "serviceAccountName", "priorityClassName"):
+                yield value
+            elif key in ("labels", "matchLabels", "annotations", "nodeSelector"):
+                yield from value.values()
+            else:
+                yield from _metadata(value)
+    elif isinstance(node, list):
+        for each in node:
+            yield from _metadata(each)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"fullnameOverride": "123", "serviceAccount": {"name": "789"}},
+        {"watchNamespaces": ["456", "1e3"], "leaderElection": {"leaseName": "0x1"}},
+        {"priorityClassName": "0", "commonLabels": {"team": "7"}, "podLabels": {"tier": "true"}},
+        MATRIX["monitors"],
+        {"replicas": 2},
+    ],
+)
+@pytest.mark.parametrize("release", ["123", "1e3", "0x1"])
+def test_names_that_look_like_numbers_stay_text(values, release):
+    manifests = render(values, release=release, namespace="456")
+    for manifest in manifests:
+        if manifest["kind"] != "CustomResourceDefinition":
+            assert {type(each) for each in _metadata(manifest)} == {str}
+    labels = environment(manifests)["SPECSERVE_OPERATOR_POD_LABELS"]
+    assert f"app.kubernetes.io/instance={release}" in labels.split(",")
+
+
+@pytest.mark.parametrize("release", ["123", "1.specserve", "a.b"])
+def test_any_release_has_a_name_that_a_service_may_have(release):
+    name = only(render(release=release), "Service")["metadata"]["name"]
+    assert re.fullmatch("[a-z][-a-z0-9]*", name)
+
+
+def test_cluster_roles_of_long_names_differ():
+    names = {
+        role["metadata"]["name"]
+        for release in ("a" * 52, "a" * 51 + "b")
+        for role in of_kind(render(release=release, namespace="n" * 63), "ClusterRole")
+    }
+    assert len(names) == 6
+    assert {len(name) for name in names} <= set(range(64, 254))
+
+
 # -- rights ---------------------------------------------------------------------------------
 
 
@@ -181,6 +251,13 @@ def test_all_namespaces_without_cluster_rights_are_refused():
     for namespaces in ([], ["*"]):
         with pytest.raises(Refused, match="needs watchNamespaces"):
             render({"rbac": {"clusterScoped": False}, "watchNamespaces": namespaces})
+
+
+def test_rights_that_the_chart_does_not_make_need_no_namespaces():
+    rights = {"create": False, "clusterScoped": False}
+    kinds = {m["kind"] for m in render({"rbac": rights})}
+    assert "Deployment" in kinds
+    assert not {kind for kind in kinds if "Role" in kind}
 
 
 def test_no_rule_has_a_wildcard():
@@ -231,6 +308,53 @@ def test_image_is_that_of_the_charts_version():
 # -- the rest -------------------------------------------------------------------------------
 
 
+def test_zero_is_a_value():
+    zeros = {
+        "replicas": 2,
+        "podDisruptionBudget": {"maxUnavailable": 0},
+        "terminationGracePeriodSeconds": 0,
+    }
+    manifests = render(zeros)
+    assert only(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 0
+    pod = only(manifests, "Deployment")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 0
+
+
+def test_share_of_pods_that_may_be_missing():
+    budget = only(
+        render({"replicas": 3, "podDisruptionBudget": {"maxUnavailable": "50%"}}),
+        "PodDisruptionBudget",
+    )
+    assert budget["spec"]["maxUnavailable"] == "50%"
+
+
+def test_null_inside_a_map_renders_nothing():
+    nothing = {
+        "commonLabels": {"a": None},
+        "podLabels": {"a": None},
+        "podAnnotations": {"a": None},
+        "nodeSelector": {"a": None},
+        "crds": {"annotations": {"a": None}},
+        "service": {"annotations": {"a": None}},
+        "serviceAccount": {"annotations": {"a": None}},
+        "resources": {"limits": {"cpu": None}},
+        "livenessProbe": {"initialDelaySeconds": None},
+        "affinity": {"nodeAffinity": None},
+    }
+    assert render(nothing) == render()
+    monitor = {"enabled": True, "labels": {"a": None}}
+    for manifest in render({"serviceMonitor": monitor}):
+        assert nulls(manifest) == []
+
+
+def test_package_has_what_registries_show(tmp_path):
+    helm("package", str(CHART), "--destination", str(tmp_path))
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        names = archive.getnames()
+    assert {"specserve/README.md", "specserve/values.schema.json"} <= set(names)
+
+
 @pytest.mark.parametrize(("replicas", "budgets"), [(0, 0), (1, 0), (2, 1), (3, 1)])
 def test_disruption_budget_from_two_replicas(replicas, budgets):
     manifests = render({"replicas": replicas})
@@ -266,7 +390,17 @@ def test_crd_is_the_generated_one():
         {"replicas": "two"},
         {"image": {"digest": "latest"}},
         {"global": {"imagePullSecrets": ["a"]}},
+        {"global": {"imagePullSecrets": [{"name": 1}]}},
         {"crds": {"enabled": "yes"}},
+        {"crds": {"annotations": {"a": True}}},
+        {"commonLabels": {"a": 1}},
+        {"podLabels": {"a": 1.5}},
+        {"podAnnotations": {"a": False}},
+        {"nodeSelector": {"a": 1}},
+        {"service": {"annotations": {"a": 1}}},
+        {"serviceAccount": {"annotations": {"a": 1}}},
+        {"serviceMonitor": {"labels": {"a": 1}}},
+        {"podMonitor": {"labels": {"a": 1}}},
     ],
 )
 def test_values_that_nobody_reads_or_understands_are_refused(values):

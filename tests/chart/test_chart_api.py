@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.chart.matrix import MATRIX
-from tests.chart.rendering import NAMESPACE, only, render
+from tests.chart.rendering import CHART, NAMESPACE, of_kind, only, render
 
 
 @pytest.mark.parametrize("name", MATRIX)
@@ -25,3 +25,24 @@ def test_pod_is_admitted_where_pods_are_restricted(api_server):
         "spec": template["spec"],
     }
     api_server.kubectl("create", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(pod))
+
+
+def test_namespace_of_the_release_is_served_before_it_is_there(api_server):
+    values = {"watchNamespaces": ["team-a", "fresh", "absent"], "crds": {"enabled": False}}
+    rendered = api_server.run(
+        [
+            "helm",
+            "template",
+            "specserve",
+            str(CHART),
+            "-n",
+            "fresh",
+            "--dry-run=server",
+            "-f",
+            "-",
+        ],
+        stdin=yaml.safe_dump(values),
+    ).stdout
+    roles = of_kind([one for one in yaml.safe_load_all(rendered) if one], "Role")
+    served = {r["metadata"]["namespace"] for r in roles if r["metadata"]["name"] != "specserve"}
+    assert served == {"team-a", "fresh"}

@@ -3,24 +3,26 @@
 {{- define "specserve.fullname" -}}
 {{- $name := .Values.nameOverride | default "specserve" -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- .Values.fullnameOverride | default $full | trunc 52 | trimSuffix "-" -}}
+{{- /* Names of releases may, names of Services may not begin with a digit or have dots. */ -}}
+{{- if regexMatch "^[0-9]" $full }}{{ $full = printf "%s-%s" $name .Release.Name }}{{ end -}}
+{{- .Values.fullnameOverride | default ($full | replace "." "-") | trunc 52 | trimSuffix "-" -}}
 {{- end }}
 
 {{/* Immutable in a Deployment: the release alone, no version and no value. */}}
 {{- define "specserve.selectorLabels" -}}
 app.kubernetes.io/name: specserve
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
 {{- define "specserve.labels" -}}
 {{- $own := dict "app.kubernetes.io/version" .Chart.AppVersion "app.kubernetes.io/managed-by" .Release.Service "app.kubernetes.io/part-of" "specserve" "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") -}}
 {{- $own = mergeOverwrite $own (include "specserve.selectorLabels" . | fromYaml) -}}
-{{- toYaml (mergeOverwrite (dict) (.Values.commonLabels | default dict) $own) -}}
+{{- toYaml (mergeOverwrite (include "specserve.yaml" .Values.commonLabels | fromYaml) $own) -}}
 {{- end }}
 
 {{- define "specserve.podLabels" -}}
-{{- toYaml (mergeOverwrite (dict) (.Values.commonLabels | default dict) (.Values.podLabels | default dict) (include "specserve.selectorLabels" . | fromYaml)) -}}
+{{- toYaml (mergeOverwrite (include "specserve.yaml" .Values.commonLabels | fromYaml) (include "specserve.yaml" .Values.podLabels | fromYaml) (include "specserve.selectorLabels" . | fromYaml)) -}}
 {{- end }}
 
 {{- define "specserve.serviceAccountName" -}}
@@ -33,6 +35,43 @@ app.kubernetes.io/component: operator
 {{- $map := index . 0 | default dict -}}
 {{- $value := get $map (index . 1) -}}
 {{- if or (kindIs "invalid" $value) (not (hasKey $map (index . 1))) -}}true{{- else if $value -}}true{{- end -}}
+{{- end }}
+
+{{/* A number that may be 0, of a map, under a key, and what it is by default, as JSON. */}}
+{{- define "specserve.number" -}}
+{{- $map := index . 0 | default dict -}}
+{{- $value := index . 2 -}}
+{{- if hasKey $map (index . 1) }}{{ $value = ternary $value (get $map (index . 1)) (kindIs "invalid" (get $map (index . 1))) }}{{ end -}}
+{{- toJson $value -}}
+{{- end }}
+
+{{/* What is handed on to Kubernetes, as YAML: without nulls at any depth, nothing if it is empty. */}}
+{{- define "specserve.yaml" -}}
+{{- with get (include "specserve.compact" . | fromJson) "value" }}{{ toYaml . }}{{ end -}}
+{{- end }}
+
+{{- define "specserve.compact" -}}
+{{- $out := . -}}
+{{- if kindIs "map" . -}}
+{{- $out = dict -}}
+{{- range $key, $value := . }}{{ if not (kindIs "invalid" $value) }}{{ $_ := set $out $key (get (include "specserve.compact" $value | fromJson) "value") }}{{ end }}{{ end -}}
+{{- else if kindIs "slice" . -}}
+{{- $out = list -}}
+{{- range . }}{{ if not (kindIs "invalid" .) }}{{ $out = append $out (get (include "specserve.compact" . | fromJson) "value") }}{{ end }}{{ end -}}
+{{- end -}}
+{{- toJson (dict "value" $out) -}}
+{{- end }}
+
+{{/* Timing of the leader election, as a JSON object, in the only order in which no two can lead. */}}
+{{- define "specserve.lease" -}}
+{{- $given := .Values.leaderElection | default dict -}}
+{{- $lease := $given.leaseSeconds | default 12 | float64 -}}
+{{- $renew := $given.renewSeconds | default 8 | float64 -}}
+{{- $retry := $given.retrySeconds | default 2 | float64 -}}
+{{- if not (and (gt $lease $renew) (gt $renew $retry)) -}}
+{{- fail (printf "leaderElection: leaseSeconds (%v) must be above renewSeconds (%v), and that above retrySeconds (%v)" $lease $renew $retry) -}}
+{{- end -}}
+{{- toJson (dict "lease" $lease "renew" $renew "retry" $retry) -}}
 {{- end }}
 
 {{- define "specserve.image" -}}
