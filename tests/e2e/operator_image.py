@@ -1,16 +1,21 @@
 """The operator's image, built from images/operator/Dockerfile as the simulator's is from its own.
 
-`python -m tests.e2e.operator_image` builds both and puts their archives into build/images.
+`python -m tests.e2e.operator_image` builds both and puts their archives into build/images, there
+under the names that the chart knows. Tests use names of their own, with a hash for a tag.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
 import shutil
+import tarfile
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from tests.cluster import builder, images
 from tests.cluster.binaries import cache_folder, locked
@@ -23,6 +28,7 @@ NAME = "specserve.test/specserve-operator"
 
 _SOURCES = ("operator", "images/operator", "pyproject.toml", "uv.lock", "README.md", "LICENSE")
 _KEPT = 4
+_REF = "org.opencontainers.image.ref.name"
 
 
 def operator(progress: Progress) -> Path:
@@ -88,9 +94,56 @@ def _wheels(into: Path, scratch: Path, progress: Progress) -> None:
     progress.finish()
 
 
-def _version() -> str:
-    version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+def _version(project: Path = ROOT) -> str:
+    version: str = tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"]
     return version
+
+
+def published() -> tuple[str, str]:
+    """Names of the operator's and the simulator's image, as users and the chart know them."""
+    return (
+        f"specserve/specserve-operator:{_version()}",
+        f"specserve/specserve-sim:{_version(ROOT / 'images' / 'sim')}",
+    )
+
+
+def rename(archive: Path, name: str, target: Path) -> None:
+    """Copies an archive so that docker, podman and containerd load its image under another name.
+
+    Args:
+        archive: an OCI archive, or what docker saves, with one image.
+        name: repository and tag, without a registry.
+        target: the new archive.
+    """
+    repository, _, tag = name.rpartition(":")
+    # What a kubelet makes of a name without a registry; containerd looks for just this text.
+    full = f"docker.io/{name}"
+
+    def index(found: dict[str, Any]) -> dict[str, Any]:
+        for manifest in found["manifests"]:
+            given = manifest.setdefault("annotations", {})
+            # Docker writes the name under a key of containerd's, and the tag alone under OCI's.
+            key = "io.containerd.image.name"
+            given |= {key: full, _REF: tag} if key in given else {_REF: full}
+        return found
+
+    def legacy(found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        (layers,) = found.values()
+        (layer,) = layers.values()
+        return {repository: {tag: layer}}
+
+    edits = {
+        "index.json": index,
+        "manifest.json": lambda found: [{**one, "RepoTags": [name]} for one in found],
+        "repositories": legacy,
+    }
+    with tarfile.open(archive) as old, tarfile.open(target, "w") as new:
+        for member in old:
+            content = old.extractfile(member) if member.isfile() else None
+            if content is not None and member.name in edits:
+                data = json.dumps(edits[member.name](json.load(content))).encode()
+                member.size, content = len(data), io.BytesIO(data)
+            new.addfile(member, content)
 
 
 def main() -> None:
@@ -98,10 +151,10 @@ def main() -> None:
     progress = Progress()
     target = ROOT / "build" / "images"
     target.mkdir(parents=True, exist_ok=True)
-    for archive in (operator(progress), images.simulator(progress)):
-        name = builder.name_of(archive)
+    archives = (operator(progress), images.simulator(progress))
+    for name, archive in zip(published(), archives, strict=True):
         file = target / f"{name.rpartition('/')[2].partition(':')[0]}.tar"
-        shutil.copy(archive, file)
+        rename(archive, name, file)
         print(f"{name}\t{file.relative_to(ROOT)}")
 
 
