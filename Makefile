@@ -4,6 +4,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 # Found on first use; installed where absent.
+# A KUBECONFIG on make's own command line means that cluster, not a new one.
+ifeq ($(origin KUBECONFIG),command line)
+export SPECSERVE_EXISTING_CLUSTER := 1
+endif
+
 uv = $(or $(UV),$(eval UV := $(shell tests/setup.sh))$(UV),$(error setup failed))
 run = PYTHONPATH=operator:. $(uv) run --no-sync
 pytest = $(run) python -m pytest

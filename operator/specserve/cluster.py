@@ -121,22 +121,33 @@ class Cluster:
     async def status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
         """Apply a status.
 
+        An older CRD may lack a field of it. Server-side apply refuses the whole then (as a 500),
+        so it is merged instead: the server drops what it does not know and keeps the rest.
+
         Raises:
             KubeRefused: 404 if the SpecServe is gone; it is never created by this.
             KubeUnreachable: No answer.
         """
-        await self._kube.call(
-            "PATCH",
-            f"{collection(names.KIND, namespace)}/{name}/status",
-            query={"fieldManager": names.MANAGER, "force": "true"},
-            body={
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "metadata": {"name": name, "namespace": namespace},
-                "status": dict(status),
-            },
-            content_type=APPLY,
-        )
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": name, "namespace": namespace},
+            "status": dict(status),
+        }
+        path = f"{collection(names.KIND, namespace)}/{name}/status"
+        query = {"fieldManager": names.MANAGER}
+        try:
+            await self._kube.call(
+                "PATCH",
+                path,
+                query={**query, "force": "true"},
+                body=body,
+                content_type=APPLY,
+            )
+        except KubeRefused as error:
+            if error.status != 500 or "not declared in schema" not in error.message:
+                raise
+            await self._kube.call("PATCH", path, query=query, body=body, content_type=MERGE)
 
     async def event(
         self, regarding: Mapping[str, Any], kind: str, reason: str, message: str, action: str

@@ -55,7 +55,6 @@ class Elector:
         self._retry = retry_seconds
         self._seen: tuple[str, str] | None = None
         self._seen_at = 0.0
-        self._asked_to_wait = 0.0
         #: Monotonic time in seconds of the last answer about the Lease, held or not.
         self.heard = time.monotonic()
 
@@ -69,7 +68,8 @@ class Elector:
             renewed = time.monotonic()
             if await self._try(self._retry):
                 break
-            await asyncio.sleep(self._retry)
+            # Twice as often as a leader renews: a lease that was handed back is taken at once.
+            await asyncio.sleep(self._retry / 2)
         log.info("leading as %s", self._identity)
         task = asyncio.ensure_future(work())
         try:
