@@ -70,16 +70,25 @@ class Endpoint:
         tokens: Plugin tokens to try in this order, the current one first.
         api_key: Key of the serving port, None if it is open.
         model: Served model name, None to accept any.
+        reuse: Whether to keep the connection for the next call.
     """
 
     ip: str
     tokens: tuple[str, ...]
     api_key: str | None = None
     model: str | None = None
+    reuse: bool = True
 
     def __repr__(self) -> str:
         """Keep tokens and keys out of logs and tracebacks."""
         return f"Endpoint({self.ip})"
+
+    def headers(self, bearer: str | None) -> dict[str, str]:
+        """Headers of a call that authenticates with `bearer`, if that is given."""
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        if not self.reuse:
+            headers["Connection"] = "close"
+        return headers
 
     def url(self, port: int, path: str) -> str:
         """URL on this pod; an IPv6 address gets its brackets."""
@@ -116,7 +125,7 @@ class EngineClient:
             EngineUnreachable: No answer in time.
             EngineRefused: An error answer, or one that holds no load (code `Unreadable`).
         """
-        headers = {"Authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
+        headers = engine.headers(engine.api_key)
         try:
             body = await self._call(
                 "loads", "GET", engine.url(names.PORT_SERVING, names.PATH_LOADS), headers=headers
@@ -169,7 +178,7 @@ class EngineClient:
                     call,
                     method,
                     url,
-                    headers={"Authorization": f"Bearer {token}"},
+                    headers=engine.headers(token),
                     body=body,
                     limit=limit,
                 )

@@ -36,7 +36,7 @@ WATCH_LIMIT = 360.0
 #: Python's defaults make a full collection every few seconds, which walks all that is kept of all
 #: pods and holds the event loop for a third of a second at 10,000; what is made for a call is
 #: freed without one. What was listed is not walked at all.
-GC_THRESHOLDS = (20_000, 20, 50)
+GC_THRESHOLDS = (10_000, 10, 20)
 #: Seconds in which notices of one kind about one SpecServe are gathered into one event.
 NOTICE_GATHER = 1.0
 NOTICE_BACKLOG = 10_000

@@ -49,6 +49,10 @@ class Pace:
         self._allowance -= 1.0
         return True
 
+    def spend(self) -> None:
+        """Count a call that starts in any case; later ones wait the longer."""
+        self._allowance -= 1.0
+
     @property
     def pause(self) -> float:
         """Seconds until another one may start."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from prometheus_client.core import GaugeMetricFamily
 
 from specserve import api, policy, telemetry
-from specserve.engine import Endpoint, EngineError, EngineRefused, EngineUnreachable
+from specserve.engine import KEEPALIVE, Endpoint, EngineError, EngineRefused, EngineUnreachable
 from specserve.observed import Key, Pod
 from specserve.pace import Pace
 from specserve.policy import Memory, Sample, Verdict, directive
@@ -176,6 +176,7 @@ class Regulator:
         self._stretch = 1.0
         self._asked = 1.0
         self._pace = Pace(samples_per_second * HEADROOM, clock())
+        telemetry.sample_period.set(self._stretch)
         #: Monotonic time of the last turn of the loop, for the liveness probe.
         self.beat = clock()
 
@@ -375,6 +376,9 @@ class Regulator:
             endpoint = self._endpoint(steered, target)
             now = self._clock()
             due = now - steered.read_at > self._read_back * max(1.0, self._stretch / 2)
+            if steered.readback is None:
+                # A new leader reads all engines: calls of two kinds, at half the rate each.
+                self._pace.spend()
             if steered.switching is None and (steered.read_wanted or due):
                 await asyncio.gather(
                     self._sample(steered, endpoint), self._read(steered, target, endpoint)
@@ -389,7 +393,15 @@ class Regulator:
             steered.ticking = False
 
     def _endpoint(self, steered: _Steered, target: Target) -> Endpoint:
-        return Endpoint(steered.pod.ip or "", target.tokens, target.api_key, target.model)
+        period = target.policy.sample_period_milliseconds / 1000 * self._asked
+        return Endpoint(
+            steered.pod.ip or "",
+            target.tokens,
+            target.api_key,
+            target.model,
+            # One that would idle out before the next call only holds memory meanwhile.
+            reuse=period < KEEPALIVE,
+        )
 
     async def _sample(self, steered: _Steered, endpoint: Endpoint) -> None:
         pod = steered.pod

@@ -69,11 +69,11 @@ async def populate(on: Bed, resources: int, pods: int) -> dict[str, Any]:
 async def start(on: Bed, resources: int, pods: int) -> dict[str, Any]:
     """Start the operator on what is there; when it had seen what, and at what cost."""
     writes = on.writes()
-    meter = on.meter()
     began = time.monotonic()
     on.start_operator()
     operator = on.operator
     assert operator is not None
+    meter = on.meter()
     marks: dict[str, dict[str, float]] = {}
 
     def mark(what: str) -> None:

@@ -55,3 +55,11 @@ def test_the_pause_ends_when_the_next_one_may_start():
     assert pace.pause == pytest.approx(0.5)
     pace.turn(pace.pause, 0.0)
     assert pace.take()
+
+
+def test_calls_that_start_in_any_case_count():
+    pace = Pace(100, 0.0)
+    for _ in range(50):
+        pace.spend()
+    assert not pace.take()
+    assert started(pace, begin=0.0, seconds=1) == pytest.approx(100 + 5 - 50, abs=2)
