@@ -252,8 +252,11 @@ class Regulator:
 
     @property
     def stretch(self) -> float:
-        """Sample period in force divided by the period asked for; 1 unless over budget."""
-        return self._stretch
+        """Sample period of the budget over the period asked for; 1 unless over budget.
+
+        What a slow process adds for the moment shows in the metric only: it is no state.
+        """
+        return self._asked
 
     async def run(self) -> None:
         """Tick every pod when it is due, for ever."""
