@@ -47,7 +47,7 @@ SWITCHES = ("specserve_admin_request_duration_seconds_count", SWITCH_SUM)
 
 def _samples_wanted(pods: int) -> int:
     """Crossings of a size in all: enough for a p99, few enough for the large sizes."""
-    return max(4, math.ceil(200 / pods))
+    return max(4, math.ceil(100 / pods))
 
 
 async def grow(on: Bed, pods: int) -> None:
