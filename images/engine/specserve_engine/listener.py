@@ -273,8 +273,10 @@ class Listener:
             remaining = None if due is None else due - self._clock()
             if remaining is not None and remaining <= 0:
                 return
+            # Not wait_for: in Python 3.11 it loses a cancellation that meets the wake-up.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), remaining)
+                async with asyncio.timeout(remaining):
+                    await self._moved.wait()
 
     async def _fall_back(self) -> bool:
         async with self._turn:
@@ -380,7 +382,8 @@ class _Server(uvicorn.Server):
         # ten times a second, which a process of a thousand engines would feel.
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), TICK_SECONDS)
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
