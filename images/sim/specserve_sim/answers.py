@@ -123,16 +123,21 @@ class Generation:
     rid: str
     received: float
 
+    def events(self) -> Iterator[str]:
+        """Return the events of its stream that are due: one, with the answer so far."""
+        yield self.body()
+
     def body(self) -> str:
         """Return the answer so far, as JSON; the last one carries what only the end knows."""
         request = self.ticket.request
         tokens = request.tokens
         return (
             f'{{"text":"{answer_text(tokens)}","output_ids":{answer_ids(tokens)},'
-            f'"meta_info":{json.dumps(self._meta(), separators=(",", ":"))}}}'
+            f'"meta_info":{json.dumps(self.meta(), separators=(",", ":"))}}}'
         )
 
-    def _meta(self) -> dict[str, Any]:
+    def meta(self) -> dict[str, Any]:
+        """Return its `meta_info`; what only the end knows is there at the end."""
         engine, request = self.engine, self.ticket.request
         admitted = request.arrived if request.admitted is None else request.admitted
         first = admitted if request.first_token is None else request.first_token

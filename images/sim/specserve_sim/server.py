@@ -28,6 +28,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from specserve_sim import openai
 from specserve_sim.answers import (
     SECTIONS,
     Generation,
@@ -42,9 +43,18 @@ from specserve_sim.profile import REFERENCE_STEPS
 from specserve_sim.text import prompt_length
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from starlette.types import Receive, Scope, Send
+
+    _Handler = Callable[["SimEngine", Request], Response]
 
     from specserve_sim.behaviour import Fault, Side
     from specserve_sim.engine import SimEngine, Ticket
@@ -214,7 +224,7 @@ async def _serve(engine: SimEngine, scope: Scope, receive: Receive, send: Send) 
         response: Response = JSONResponse({"detail": "Not Found"}, 404)
     elif scope["method"] not in route[0]:
         response = JSONResponse({"detail": "Method Not Allowed"}, 405)
-    elif path == "/generate":
+    elif route[1] is None:  # written bit by bit
         await _generate(engine, request, send)
         return
     else:
@@ -262,7 +272,7 @@ def _server_info(engine: SimEngine, _: Request) -> Response:
 
 
 _READ: Final = frozenset({"GET", "HEAD"})
-_ROUTES: Final[dict[str, tuple[frozenset[str], Callable[[SimEngine, Request], Response]]]] = {
+_ROUTES: Final[dict[str, tuple[frozenset[str], _Handler | None]]] = {
     "/health": (_READ, _health),
     "/health_generate": (_READ, _health),
     "/ready": (_READ, _health),
@@ -271,7 +281,9 @@ _ROUTES: Final[dict[str, tuple[frozenset[str], Callable[[SimEngine, Request], Re
     "/v1/models": (_READ, _models),
     "/server_info": (_READ, _server_info),
     "/get_server_info": (_READ, _server_info),
-    "/generate": (frozenset({"POST", "PUT"}), _health),
+    "/generate": (frozenset({"POST", "PUT"}), None),
+    openai.COMPLETIONS: (frozenset({"POST"}), None),
+    openai.CHAT: (frozenset({"POST"}), None),
 }
 
 
@@ -280,12 +292,13 @@ _ROUTES: Final[dict[str, tuple[frozenset[str], Callable[[SimEngine, Request], Re
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What a body of /generate asks for."""
+    """What a body asks for; `ask` is how an OpenAI route is answered, None on /generate."""
 
     requests: list[ModelRequest]
     rids: list[str]
     single: bool
     stream: bool
+    ask: openai.Ask | None = None
 
 
 async def _generate(engine: SimEngine, request: Request, send: Send) -> None:
@@ -294,19 +307,18 @@ async def _generate(engine: SimEngine, request: Request, send: Send) -> None:
     try:
         body = await _json_object(request)
     except BadRequest as error:
-        document = {
-            "object": "error",
-            "message": str(error),
-            "type": "Bad Request",
-            "param": None,
-            "code": 400,
-        }
-        await JSONResponse(document, 400)(scope, receive, send)
+        await _error(openai.error_text(str(error), "Bad Request"))(scope, receive, send)
         return
     except ClientDisconnect:
         return
+    path = scope["path"]
     try:
-        order = _order(engine, body)
+        order = (
+            _openai_order(engine, path, body) if path in openai.ROUTES else _order(engine, body)
+        )
+    except openai.Refused as error:
+        await _error(openai.error_text(str(error), error.kind))(scope, receive, send)
+        return
     except BadRequest as error:
         await _refuse(str(error), body.get("stream") is True, scope, receive, send)
         return
@@ -320,9 +332,11 @@ async def _generate(engine: SimEngine, request: Request, send: Send) -> None:
         gone.add_done_callback(partial(_wake, ticket))
     try:
         if order.stream:
-            finished = await _stream(tickets[0], writers[0], gone, send)
+            ask = order.ask
+            events = writers[0].events if ask is None else openai.Events(ask, writers[0])
+            finished = await _stream(tickets[0], events, gone, send)
         else:
-            finished = await _whole(tickets, writers, gone, send, single=order.single)
+            finished = await _whole(tickets, partial(_text, order, writers), gone, send)
     finally:
         for ticket in tickets:
             engine.leave(ticket)
@@ -337,7 +351,10 @@ def _wake(ticket: Ticket, _: object) -> None:
 
 
 async def _stream(
-    ticket: Ticket, writer: Generation, gone: asyncio.Future[None], send: Send
+    ticket: Ticket,
+    events: Callable[[], Iterator[str]],
+    gone: asyncio.Future[None],
+    send: Send,
 ) -> bool:
     """Send a stream to its end; False if it was cut off."""
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
@@ -350,7 +367,7 @@ async def _stream(
         finished = ticket.request.state == "finished"
         if ticket.request.tokens > shown or finished:
             shown = ticket.request.tokens
-            await send(_chunk(f"data: {writer.body()}\n\n"))
+            await send(_chunk("".join(f"data: {event}\n\n" for event in events())))
         if finished:
             await send(_chunk("data: [DONE]\n\n", more=False))
             return True
@@ -358,11 +375,9 @@ async def _stream(
 
 async def _whole(
     tickets: Sequence[Ticket],
-    writers: Sequence[Generation],
+    write: Callable[[], str],
     gone: asyncio.Future[None],
     send: Send,
-    *,
-    single: bool,
 ) -> bool:
     """Send the answers once all are there; False if that came to nothing."""
     for ticket in tickets:
@@ -371,8 +386,7 @@ async def _whole(
             ticket.news.clear()
             if ticket.lost or gone.done():
                 return False
-    parts = [writer.body() for writer in writers]
-    text = parts[0] if single else f"[{','.join(parts)}]"
+    text = write()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(text)).encode()),
@@ -380,6 +394,17 @@ async def _whole(
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send(_chunk(text, more=False))
     return True
+
+
+def _text(order: _Order, writers: Sequence[Generation]) -> str:
+    if order.ask is not None:
+        return openai.whole(order.ask, writers)
+    parts = [writer.body() for writer in writers]
+    return parts[0] if order.single else f"[{','.join(parts)}]"
+
+
+def _error(text: str) -> Response:
+    return Response(text, 400, media_type="application/json")
 
 
 def _chunk(text: str, *, more: bool = True) -> dict[str, Any]:
@@ -435,6 +460,20 @@ def _order(engine: SimEngine, body: Mapping[str, Any]) -> _Order:
         _model_request(engine, length, item) for length, item in zip(lengths, each, strict=True)
     ]
     return _Order(requests, rids, single, stream)
+
+
+def _openai_order(engine: SimEngine, route: str, body: Mapping[str, Any]) -> _Order:
+    ask = openai.ask_from(route, body)
+    try:
+        requests = [
+            _model_request(engine, length, ask.parameters)
+            for length in ask.prompts
+            for _ in range(ask.choices)
+        ]
+    except BadRequest as error:
+        raise openai.Refused(str(error)) from error
+    rid = uuid.uuid4().hex
+    return _Order(requests, [rid] * len(requests), single=True, stream=ask.stream, ask=ask)
 
 
 def _prompts(body: Mapping[str, Any]) -> tuple[list[int], bool]:
