@@ -49,6 +49,8 @@ _WATCHED = {
 _POLICIES = {"NetworkPolicy": "/apis/networking.k8s.io/v1/{}networkpolicies"}
 #: Seconds after which an ended watch of SpecServes is begun again.
 AGAIN = 1.0
+#: Seconds between two looks whether the installed schema has changed.
+COMPARE_SECONDS = 30.0
 
 
 async def run(settings: Settings, health: telemetry.Health) -> None:
@@ -91,40 +93,79 @@ async def _lead(
 ) -> None:
     """Serve what there is to serve, again whenever that has changed."""
     telemetry.leader.set(1)
+    crd = _Schema(kube, settings)
     try:
-        asked_to_end = False
-        while not asked_to_end:
-            found = await scope.wait(kube, settings.watch_namespaces)
-            await _compare(kube, settings)
-            asked_to_end = await _steer(kube, settings, health, found)
-            on_signals(end)
-            if not asked_to_end:
-                await asyncio.sleep(AGAIN)
+        async with _background([crd.watch()]):
+            asked_to_end = False
+            while not asked_to_end:
+                found = await scope.wait(kube, settings.watch_namespaces)
+                await crd.look()
+                asked_to_end = await _steer(kube, settings, health, found)
+                on_signals(end)
+                if not asked_to_end:
+                    await asyncio.sleep(AGAIN)
     finally:
         telemetry.leader.set(0)
 
 
-async def _compare(kube: Kube, settings: Settings) -> None:
-    """Tell how the installed schema differs from ours."""
+async def _tell(kube: Kube, settings: Settings, kind: str, reason: str, message: str) -> None:
+    """Post an event about the installation itself, which its Lease stands for."""
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "namespace": settings.namespace,
+        "name": settings.lease_name,
+    }
     try:
-        difference = await scope.compare(kube)
+        await Cluster(kube, settings.identity).event(lease, kind, reason, message, reason)
+    except KubeError as error:
+        log.warning("event %s not posted: %s", reason, error)
+
+
+class _Schema:
+    """Tells how the installed schema differs from ours, at the start and whenever it changes."""
+
+    def __init__(self, kube: Kube, settings: Settings) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._seen = ""
+        self._said: tuple[str, str] | None = None
+        self._turn = asyncio.Lock()
+
+    async def watch(self) -> None:
+        """Look for ever."""
+        while True:
+            await asyncio.sleep(COMPARE_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Compare what has been published since the last look."""
+        async with self._turn:
+            try:
+                version = await scope.published(self._kube)
+                if version == self._seen:
+                    return
+                difference = await scope.compare(self._kube)
+            except KubeError as error:
+                log.warning("the installed schema was not compared: %s", error)
+                return
+            self._seen = version
+            if difference != self._said:
+                self._said = difference
+                await self._tell(difference)
+
+    async def _tell(self, difference: tuple[str, str] | None) -> None:
         if difference is None:
+            message = "the installed CRD is that of this operator"
+            log.info("%s", message)
+            await _tell(self._kube, self._settings, "Normal", "SchemaMatches", message)
             return
         kind, what = difference
         message = f"the installed CRD is {kind}: {what}; apply the CRD of this version"
         if kind == "newer":
             message = f"the installed CRD is newer than this operator: {what}"
         log.warning("%s", message)
-        lease = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "namespace": settings.namespace,
-            "name": settings.lease_name,
-        }
-        cluster = Cluster(kube, settings.identity)
-        await cluster.event(lease, "Warning", "SchemaDiffers", message, "Start")
-    except KubeError as error:
-        log.warning("the installed schema was not compared: %s", error)
+        await _tell(self._kube, self._settings, "Warning", "SchemaDiffers", message)
 
 
 def _provision(settings: Settings) -> workload.Provision:

@@ -24,6 +24,7 @@ LOOK_FOR_ANY = 2.0
 SAY_AGAIN = 60.0
 
 _GROUP = f"/apis/{names.API_VERSION}"
+_OPENAPI = "/openapi/v3"
 #: The kind must have been gone in so many looks: an aggregated answer may lag for a moment.
 _GONE_LOOKS = 2
 
@@ -127,6 +128,22 @@ async def changed(kube: Kube, wanted: Sequence[str], scope: Scope) -> None:
             return
 
 
+async def published(kube: Kube) -> str:
+    """Which schema the API server publishes: another text for each; empty if it publishes none.
+
+    Raises:
+        KubeError: The API server did not say.
+    """
+    try:
+        index = await kube.call("GET", _OPENAPI)
+    except KubeRefused as error:
+        if error.status in {403, 404}:
+            return ""
+        raise
+    found = (index.get("paths") or {}).get(_GROUP.lstrip("/")) or {}
+    return str(found.get("serverRelativeURL") or "")
+
+
 async def compare(kube: Kube) -> tuple[str, str] | None:
     """Hold the installed schema against our own.
 
@@ -138,13 +155,13 @@ async def compare(kube: Kube) -> tuple[str, str] | None:
         KubeError: The API server did not say.
     """
     try:
-        published = await kube.call("GET", f"/openapi/v3{_GROUP}", timeout=30.0)
+        answer = await kube.call("GET", f"{_OPENAPI}{_GROUP}", timeout=30.0)
     except KubeRefused as error:
         if error.status in {403, 404}:
             log.warning("the installed schema is not published and cannot be compared: %s", error)
             return None
         raise
-    theirs = _of_our_kind(published)
+    theirs = _of_our_kind(answer)
     if theirs is None:
         return None
     ours = schema.document()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -167,8 +184,8 @@ def _some(paths: Sequence[str]) -> str:
     return ", ".join(paths[:5]) + more
 
 
-def _of_our_kind(published: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    for candidate in (published.get("components") or {}).get("schemas", {}).values():
+def _of_our_kind(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for candidate in (answer.get("components") or {}).get("schemas", {}).values():
         for kind in candidate.get("x-kubernetes-group-version-kind", ()):
             if (kind.get("group"), kind.get("kind")) == (names.GROUP, names.KIND):
                 found: Mapping[str, Any] = candidate

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def copy(into: Path, **fields: str) -> Path:
     meta = yaml.safe_load((target / "Chart.yaml").read_text()) | fields
     (target / "Chart.yaml").write_text(yaml.safe_dump(meta))
     return target
+
+
+def edit_schema(chart: Path, change: Callable[[Any], None]) -> Path:
+    """Change the schema of `spec` in a copy of the chart, as another version of it has one."""
+    file = chart / "templates" / "crd.yaml"
+    head, _, rest = file.read_text().partition("\nspec:\n")
+    body, end = rest.rsplit("{{- end }}", 1)
+    crd = yaml.safe_load(f"spec:\n{body}")
+    (version,) = crd["spec"]["versions"]
+    change(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    file.write_text(f"{head}\n{yaml.safe_dump(crd)}{{{{- end }}}}{end}")
+    return chart
 
 
 def nulls(node: Any, path: str = "") -> list[str]:
