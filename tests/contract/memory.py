@@ -71,7 +71,7 @@ class MemoryRanks:
             for group, stats in zip(self.groups, self.stats, strict=True):
                 steps = {rank.decode(batch) for rank in group}.pop()
                 now = asyncio.get_running_loop().time()
-                stats.observe(batch, steps, ROUND_SECONDS, batch * (1 + steps), now)
+                stats.observe(steps, ROUND_SECONDS, [steps] * batch, now)
 
     async def prepare(self, order: Order, deadline: float) -> list[Vote]:
         votes = []
@@ -109,6 +109,7 @@ class MemoryRanks:
                 stats.tokens_total,
                 stats.rounds_total,
                 now,
+                stats.acceptance(),
             )
             for group, stats in zip(self.groups, self.stats, strict=True)
         ]

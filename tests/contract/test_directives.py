@@ -60,7 +60,9 @@ async def test_read_back_has_every_member(admin):
     assert 0 in state["availableSteps"]
     assert state["groups"]
     for group in state["groups"]:
-        assert set(group) >= {"ranks", "stats", "tokensTotal", "roundsTotal", "at"}
+        assert set(group) >= {
+            *("ranks", "stats", "acceptance", "tokensTotal", "roundsTotal", "at")
+        }
         assert group["ranks"]
         for rank in group["ranks"]:
             assert set(rank) >= RANK

@@ -87,6 +87,25 @@ async def test_figures_are_kept_apart_by_steps(launch):
             assert cell["lastSeen"] <= group["at"]
 
 
+async def test_acceptance_is_counted_by_position(launch):
+    admin = await launch(layout=(1, 1))
+    for fields in ({"mode": "on", "steps": 3}, {"mode": "off"}, {"mode": "on", "steps": 1}):
+        await admin.order(**fields)
+        await admin.engine.faults.decode(rounds=40, batch=8)
+    for group in (await admin.read())["groups"]:
+        rows = {row["steps"]: row for row in group["acceptance"]}
+        assert set(rows) == {1, 3}  # rounds without drafts have none to accept
+        won = sum(row["verifies"] + sum(row["accepted"]) for row in rows.values())
+        assert won == sum(cell["tokens"] for cell in group["stats"] if cell["steps"])
+        for steps, row in rows.items():
+            assert row["verifies"] == 8 * sum(
+                cell["rounds"] for cell in group["stats"] if cell["steps"] == steps
+            )
+            assert len(row["accepted"]) == steps
+            assert row["accepted"] == sorted(row["accepted"], reverse=True)
+            assert row["accepted"][0] <= row["verifies"]
+
+
 # All ranks or none
 
 

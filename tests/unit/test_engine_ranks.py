@@ -138,6 +138,7 @@ async def test_a_read_back_is_as_the_contract_has_it():
                 }
             ],
             "stats": [],
+            "acceptance": [],
             "tokensTotal": 100,
             "roundsTotal": 20,
             "at": 5.5,

@@ -14,10 +14,16 @@ from specserve_engine.rounds import (
 )
 
 
+def drafts(batch: int, tokens: int) -> list[int]:
+    """Accepted drafts of each request, spread evenly, that make `tokens` of a round."""
+    each, more = divmod(tokens - batch, batch)
+    return [each + (index < more) for index in range(batch)]
+
+
 def run(stats: RoundStats, rounds: int, batch=8, steps=3, seconds=0.02, tokens=20, now=0.0, **kw):
     for _ in range(rounds):
         now += seconds
-        stats.observe(batch, steps, seconds, tokens, now, **kw)
+        stats.observe(steps, seconds, drafts(batch, tokens), now, **kw)
     return now
 
 
@@ -48,7 +54,7 @@ def test_rounds_of_one_kind():
 def test_a_stall_does_not_move_the_median():
     stats = RoundStats()
     now = run(stats, 100)
-    stats.observe(8, 3, 5.0, 20, now + 5)
+    stats.observe(3, 5.0, drafts(8, 20), now + 5)
     (cell,) = stats.figures(now + 5)
     assert cell.median_round_seconds == 0.02
     assert cell.p95 == 0.02
@@ -58,7 +64,7 @@ def test_percentiles():
     stats = RoundStats()
     now = run(stats, SETTLE_ROUNDS, seconds=9.0)
     for percent in range(1, 101):
-        stats.observe(8, 3, percent / 1000, 8, now)
+        stats.observe(3, percent / 1000, [0] * 8, now)
     (cell,) = stats.figures(now)
     assert cell.p5 == pytest.approx(0.005, abs=0.0011)
     assert cell.median_round_seconds == pytest.approx(0.050, abs=0.0011)
@@ -79,9 +85,9 @@ def test_rounds_right_after_a_change_of_steps_are_not_timed():
 def test_a_round_after_another_batch_or_a_prefill_is_not_timed():
     stats = RoundStats()
     run(stats, 20, batch=8)
-    stats.observe(7, 3, 1.0, 7, 1.0)
-    stats.observe(8, 3, 1.0, 8, 1.0)
-    stats.observe(8, 3, 1.0, 8, 1.0, prefill_between=True)
+    stats.observe(3, 1.0, [0] * 7, 1.0)
+    stats.observe(3, 1.0, [0] * 8, 1.0)
+    stats.observe(3, 1.0, [0] * 8, 1.0, prefill_between=True)
     (cell,) = stats.figures(1.0)
     assert cell.rounds == 23
     assert cell.p95 == 0.02
@@ -131,3 +137,36 @@ def test_an_idle_arm_keeps_its_figures_with_their_age_until_they_are_too_old():
 
 def test_nothing_seen_is_nothing_told():
     assert RoundStats().figures(0.0) == ()
+    assert RoundStats().acceptance() == ()
+
+
+def test_acceptance_is_counted_by_steps_and_position():
+    stats = RoundStats()
+    stats.observe(3, 0.02, [3, 0, 1], 1.0)
+    stats.observe(0, 0.01, [0, 0, 0], 2.0)
+    stats.observe(3, 0.02, [2, 0], 3.0)
+    stats.observe(1, 0.02, [1, 1, 0, 0], 4.0)
+    assert [counts.to_json() for counts in stats.acceptance()] == [
+        {"steps": 1, "verifies": 4, "accepted": [2]},
+        {"steps": 3, "verifies": 5, "accepted": [3, 2, 1]},
+    ]
+
+
+def test_acceptance_has_no_window():
+    stats = RoundStats()
+    now = run(stats, WINDOW_ROUNDS, batch=2, tokens=8)
+    run(stats, 1, batch=2, tokens=2, now=now + ARM_SECONDS + 1)
+    (counts,) = stats.acceptance()
+    assert counts.verifies == 2 * WINDOW_ROUNDS + 2
+    assert counts.accepted == (2 * WINDOW_ROUNDS,) * 3
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size=1, max_size=20))
+def test_acceptance_and_tokens_agree(rounds):
+    stats = RoundStats()
+    for accepted in rounds:
+        stats.observe(3, 0.02, accepted, 1.0)
+    (counts,) = stats.acceptance()
+    assert counts.verifies + sum(counts.accepted) == stats.tokens_total
+    assert list(counts.accepted) == sorted(counts.accepted, reverse=True)
+    assert counts.accepted[0] <= counts.verifies

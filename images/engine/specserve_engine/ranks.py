@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from specserve_engine.control import Order
-    from specserve_engine.rounds import ArmFigures
+    from specserve_engine.rounds import Acceptance, ArmFigures
 
 
 T = TypeVar("T")
@@ -91,6 +91,7 @@ class GroupState:
     Attributes:
         ranks: One per rank, in order.
         stats: Round figures by batch bucket and steps, as the leader counted them.
+        acceptance: Accepted drafts by steps and position, likewise.
         tokens_total: Tokens emitted since the process began.
         rounds_total: Decode rounds since the process began.
         at: When this was read, seconds of the engine's monotonic clock.
@@ -101,6 +102,7 @@ class GroupState:
     tokens_total: int | None = None
     rounds_total: int | None = None
     at: float | None = None
+    acceptance: tuple[Acceptance, ...] = ()
 
 
 class Ranks(Protocol):
@@ -211,6 +213,7 @@ def groups_json(groups: Sequence[GroupState]) -> list[dict[str, Any]]:
                 for state in group.ranks
             ],
             "stats": [figures.to_json() for figures in group.stats],
+            "acceptance": [counts.to_json() for counts in group.acceptance],
             "tokensTotal": group.tokens_total,
             "roundsTotal": group.rounds_total,
             "at": group.at,

@@ -11,13 +11,19 @@ tokens and acceptance. Medians, because single rounds stall: means were off by u
 The window of an arm (one batch bucket at one step count) is its newest `WINDOW_ROUNDS` rounds no
 more than `WINDOW_SECONDS` older than its last. An arm that is not in use keeps its figures, with
 `last_seen` telling their age, until `ARM_SECONDS` have passed.
+
+Acceptance by position is counted apart, by step count alone and without a window: it does not
+depend on the batch, and of two readings of a count the difference is what came between.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WINDOW_ROUNDS: Final = 512
 WINDOW_SECONDS: Final = 60.0
@@ -65,6 +71,26 @@ class ArmFigures:
             "acceptLength": self.accept_length,
             "lastSeen": self.last_seen,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How many drafts were accepted at one step count, since the process began.
+
+    Attributes:
+        steps: Draft steps, above 0.
+        verifies: Requests decoded with so many steps, counted once a round.
+        accepted: For each draft position, in how many of them that draft was accepted; it never
+            rises from one position to the next.
+    """
+
+    steps: int
+    verifies: int
+    accepted: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the read-back's form."""
+        return {"steps": self.steps, "verifies": self.verifies, "accepted": list(self.accepted)}
 
 
 def bucket_of(batch: int) -> int:
@@ -130,16 +156,17 @@ class RoundStats:
         self.tokens_total = 0
         self.rounds_total = 0
         self._arms: dict[tuple[int, int], _Arm] = {}
+        # By steps: how many times 0, 1, 2 and so on drafts of a request were accepted in a round.
+        self._accepted: dict[int, Counter[int]] = {}
         self._batch = 0
         self._steps = -1
         self._since_change = 0
 
     def observe(
         self,
-        batch: int,
         steps: int,
         seconds: float,
-        tokens: int,
+        accepted: Sequence[int],
         now: float,
         *,
         prefill_between: bool = False,
@@ -147,13 +174,14 @@ class RoundStats:
         """Record a decode round.
 
         Args:
-            batch: Requests in it, at least 1.
             steps: Draft steps it was launched with.
             seconds: Time since the previous round's launch.
-            tokens: Tokens it emitted for all its requests.
+            accepted: Drafts accepted of each request in it, at least one request.
             now: When it ended, seconds of the engine's monotonic clock.
             prefill_between: Whether a prefill ran since the previous round.
         """
+        batch = len(accepted)
+        tokens = batch + sum(accepted)
         self.tokens_total += tokens
         self.rounds_total += 1
         self._since_change = self._since_change + 1 if steps == self._steps else 0
@@ -167,6 +195,25 @@ class RoundStats:
         if arm is None:
             arm = self._arms[key] = _Arm()
         arm.add(_Round(now, seconds if timed else None, batch, tokens))
+        if steps:
+            counts = self._accepted.get(steps)
+            if counts is None:
+                counts = self._accepted[steps] = Counter()
+            counts.update(accepted)
+
+    def acceptance(self) -> tuple[Acceptance, ...]:
+        """Return what was accepted by position, for each step count that ran."""
+        return tuple(
+            Acceptance(
+                steps,
+                counts.total(),
+                tuple(
+                    sum(times for drafts, times in counts.items() if drafts > position)
+                    for position in range(steps)
+                ),
+            )
+            for steps, counts in sorted(self._accepted.items())
+        )
 
     def figures(self, now: float) -> tuple[ArmFigures, ...]:
         """Return the figures of all arms seen of late, ordered by bucket and steps."""

@@ -235,10 +235,9 @@ class Group:
         scale = self.config.time_scale
         if done.decoding:
             self.stats.observe(
-                done.decoding,
                 done.steps,
                 (done.ended - done.started) / scale,
-                done.won,
+                done.accepted,
                 self.wall(done.ended),
                 prefill_between=done.batch > done.decoding,
             )

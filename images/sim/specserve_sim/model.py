@@ -82,6 +82,7 @@ class Round:
         decoding: those that decoded; the others were in their prefill.
         tokens: tokens that reached requests.
         won: tokens the verifies won, before requests were cut at their length.
+        accepted: drafts accepted of each request that decoded.
     """
 
     started: float
@@ -91,6 +92,7 @@ class Round:
     decoding: int
     tokens: int
     won: int
+    accepted: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -292,7 +294,8 @@ class Scheduler:
 
     def _finish(self, current: _Running, finished: list[Request]) -> None:
         end, steps = current.ends, current.steps
-        tokens = won = decoded = 0
+        tokens = 0
+        accepted: list[int] = []
         for request in current.joining:
             if request.state == "running":
                 tokens += self._grant(request, 1, end, finished)
@@ -300,11 +303,12 @@ class Scheduler:
             if request.state != "running":
                 continue
             drafts = self._accepted_drafts(request, steps, current.draft_kv)
-            decoded += 1
-            won += 1 + drafts
+            accepted.append(drafts)
             tokens += self._grant(request, 1 + drafts, end, finished)
         if finished:
             self.running = [request for request in self.running if request.state == "running"]
+        decoded = len(accepted)
+        won = decoded + sum(accepted)
         self.tokens_total += tokens
         if decoded:
             self.decode_rounds += 1
@@ -313,7 +317,9 @@ class Scheduler:
             self.verifies_total += decoded
         if self.on_round is not None:
             batch = len(current.decoding) + len(current.joining)
-            self.on_round(Round(current.started, end, steps, batch, decoded, tokens, won))
+            self.on_round(
+                Round(current.started, end, steps, batch, decoded, tokens, won, tuple(accepted))
+            )
 
     def _accepted_drafts(self, request: Request, steps: int, draft_kv: DraftKv) -> int:
         accepted = 0

@@ -119,6 +119,7 @@ class SimRanks:
             tokens_total=group.stats.tokens_total,
             rounds_total=group.stats.rounds_total,
             at=now,
+            acceptance=group.stats.acceptance(),
         )
 
     async def _wait_for_the_silent(self, votes: Sequence[Vote], deadline: float) -> None:

@@ -243,6 +243,7 @@ class Agent:
             "vote": self._vote,
             "ranks": ranks,
             "stats": [figures.to_json() for figures in stats.figures(now)] if stats else [],
+            "acceptance": [counts.to_json() for counts in stats.acceptance()] if stats else [],
             "tokensTotal": stats.tokens_total if stats else None,
             "roundsTotal": stats.rounds_total if stats else None,
             "at": now,

@@ -164,10 +164,9 @@ class ForcePolicy:
         launch = self._launches.popleft()
         now = self._clock()
         self.stats.observe(
-            batch,
             launch.steps,
             now - self._last_result,
-            batch + sum(correct_drafts),
+            correct_drafts,
             now,
             prefill_between=launch.prefill_between,
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from specserve_engine.control import Capability
 from specserve_engine.ranks import GroupState, RankState, Verdict, Vote, silent_groups
-from specserve_engine.rounds import ArmFigures
+from specserve_engine.rounds import Acceptance, ArmFigures
 from specserve_engine.sglang.agent import BLOCK
 from specserve_engine.sglang.message import Message, Verb, encode
 from specserve_engine.wire import Code
@@ -261,6 +261,10 @@ def _group_state(block: Mapping[str, Any]) -> GroupState:
         tokens_total=block["tokensTotal"],
         rounds_total=block["roundsTotal"],
         at=block["at"],
+        acceptance=tuple(
+            Acceptance(counts["steps"], counts["verifies"], tuple(counts["accepted"]))
+            for counts in block["acceptance"]
+        ),
     )
 
 
