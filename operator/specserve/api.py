@@ -40,6 +40,22 @@ Quantity = Annotated[
         }
     ),
 ]
+Fraction = Annotated[
+    str,
+    Field(
+        pattern=r"^0\.[0-9]{1,4}$",
+        json_schema_extra={
+            "maxLength": 6,
+            **rules(
+                {
+                    "rule": "quantity(self).compareTo(quantity('0.1')) >= 0 && "
+                    "quantity(self).compareTo(quantity('0.95')) <= 0",
+                    "message": "must be from 0.1 to 0.95",
+                }
+            ),
+        },
+    ),
+]
 #: A piece of a pod handed on unchanged; the API server judges it when the Deployment is applied.
 PassThrough = dict[str, Any]
 Steps = Annotated[int, Field(ge=0, le=16)]
@@ -383,7 +399,17 @@ class Engine(Node):
                 "message": "sharedMemory must be below resources.limits.memory, which it counts "
                 "against",
                 "fieldPath": ".sharedMemory",
-            }
+            },
+            {
+                # The default of spec.engine is judged before it gets the defaults of its fields.
+                "rule": "!has(self.maxRunningRequests) || !has(self.dataParallel) || "
+                "self.maxRunningRequests >= self.dataParallel",
+                "message": "maxRunningRequests must leave one request for each data-parallel copy",
+                "messageExpression": "'maxRunningRequests (%d) must leave one request for each of "
+                "the %d data-parallel copies'.format([self.maxRunningRequests, "
+                "self.dataParallel])",
+                "fieldPath": ".maxRunningRequests",
+            },
         )
     )
 
@@ -434,8 +460,17 @@ class Engine(Node):
     )
     max_running_requests: Annotated[int, Field(ge=1, le=100_000)] = Field(
         default=256,
-        description="Requests that run at once in one pod. Always rendered, because SGLang "
-        "silently caps it at 48 as soon as a draft is loaded.",
+        description="Requests that run at once in one pod, shared evenly by its data-parallel "
+        "copies (--max-running-requests holds for each). Always rendered, because SGLang silently "
+        "caps it at 48 as soon as a draft is loaded; CUDA graphs are captured up to it. An engine "
+        "whose KV cache holds fewer lowers it and says so in the condition RequestCapacity.",
+    )
+    mem_fraction_static: Fraction | None = Field(
+        default=None,
+        description="Share of a GPU's memory for weights and KV cache (--mem-fraction-static), as "
+        "a text from '0.1' to '0.95'; unset leaves it to SGLang. Lower it if the engine runs out "
+        "of memory while it captures CUDA graphs: SGLang's own choice does not count those of "
+        "further step counts.",
     )
     shared_memory: Quantity | None = Field(
         default=None,

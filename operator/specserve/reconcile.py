@@ -704,7 +704,7 @@ def _served_name(spec: api.SpecServeSpec) -> str:
 def _ranks(spec: api.SpecServeSpec) -> int:
     """Data-parallel ranks of a pod, as far as the spec can be understood."""
     try:
-        return workload.parallelism(spec)[1]
+        return workload.layout_of(spec).ranks
     except workload.UnusableSpec:
         return spec.engine.data_parallel
 

@@ -167,19 +167,28 @@ def test_a_users_cap_replaces_ours_in_either_spelling():
 
 
 @pytest.mark.parametrize(
-    ("word", "ours"),
+    ("word", "ours", "rendered"),
     [
-        ("--tensor-parallel-size=1", "--tp-size=1"),
-        ("--tp=1", "--tp-size=1"),
-        ("--max-running=9", "--max-running-requests=256"),
-        ("--decode-log-interval=1", "--decode-log-interval=5"),
-        ("--host=::", "--host="),
+        ("--tensor-parallel-size=2", "--tp-size=1", "--tp-size=2"),
+        ("--tp=2", "--tp-size=1", "--tp-size=2"),
+        ("--max-running=9", "--max-running-requests=256", "--max-running-requests=9"),
+        ("--max_running_requests=9", "--max-running-requests=256", "--max-running-requests=9"),
+        ("--decode-log-interval=1", "--decode-log-interval=5", "--decode-log-interval=1"),
+        (
+            "--cuda-graph-max-bs=300",
+            "--cuda-graph-max-bs-decode=256",
+            "--cuda-graph-max-bs-decode=300",
+        ),
+        ("--host=::", "--host=", "--host=::"),
     ],
 )
-def test_aliases_and_abbreviations_count_as_the_flag_they_mean(word, ours):
+def test_known_flags_are_written_as_every_version_takes_them(word, ours, rendered):
+    gpus = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
     assert ours in args()
-    assert ours not in args(word)
-    assert word in args(word)
+    assert ours not in args(word, engine=gpus)
+    assert args(word, engine=gpus).count(rendered) == 1
+    flag, _, value = word.partition("=")
+    assert args(flag, value, engine=gpus)[-2:] == rendered.split("=")
 
 
 def test_the_last_of_a_repeated_flag_wins_and_unknown_flags_may_repeat():
@@ -189,7 +198,7 @@ def test_the_last_of_a_repeated_flag_wins_and_unknown_flags_may_repeat():
 
 
 def test_values_that_look_like_flags_or_are_many_stay_with_their_flag():
-    words = ["--cuda-graph-bs-decode", "1", "2", "4", "--temperature-offset", "-1"]
+    words = ["--cuda-graph-bs-decode", "1", "64", "256", "--temperature-offset", "-1"]
     assert args(*words)[-6:] == words
 
 
@@ -211,6 +220,12 @@ def test_words_before_the_first_flag_lead():
         (["--admin-api-key=k"], "--admin-api-key", "the operator makes this key"),
         (["--speculative-algorithm=NGRAM"], "--speculative-algorithm", "spec.draft.method"),
         (["--speculative-algo=NGRAM"], "--speculative-algo", "spec.draft.method"),
+        (["--api_key", "k"], "--api_key", "--api-key"),
+        (["--admin_api_key=k"], "--admin_api_key", "--admin-api-key"),
+        (["--speculative_num_steps=5"], "--speculative_num_steps", "--speculative-num-steps"),
+        (["--speculative-ada"], "--speculative-ada", "--speculative-adaptive-config"),
+        (["--grpc-port=9"], "--grpc-port", "does not start with it and a key"),
+        (["--ssl-cert", "x.pem"], "--ssl-cert", "plain HTTP"),
         (["--speculative-draft-model", "x"], "--speculative-draft-model", "spec.draft.source"),
         (["--speculative-num-steps=5"], "--speculative-num-steps", "spec.draft.steps"),
         (["--speculative-num-draft-tokens=5"], "--speculative-num-draft-tokens", "draft.steps"),
@@ -405,7 +420,7 @@ def test_the_nodes_shared_memory_is_not_hidden():
 
 @pytest.mark.parametrize("words", [["--tp"], ["--tp=two"], ["--tp=0"]])
 def test_a_size_must_be_a_number(words):
-    with pytest.raises(UnusableArgument, match="needs a whole number above 0"):
+    with pytest.raises(UnusableSpec, match="--tp-size needs a whole number above 0"):
         args(*words)
 
 
@@ -583,7 +598,7 @@ def test_a_key_stays_a_text_in_the_engines_file(key):
             "spec.containers[engine].env[A].value",
         ),
         ({"engine": {"env": []}}, "spec.containers[engine].env[A]"),
-        ({"engine": {"args": ["--x"]}}, "spec.containers[engine].args[17]"),
+        ({"engine": {"args": ["--x"]}}, "spec.containers[engine].args[18]"),
         ({"pod": {"labels": {"team": "b"}}}, "metadata.labels.team"),
         ({"pod": {"hostIPC": True}}, "spec.hostIPC"),
         (
@@ -625,10 +640,11 @@ def test_the_simulated_engine_understands_the_command_line(tmp_path):
     assert (known.max_running_requests, known.decode_log_interval) == (256, 5)
     assert (known.speculative_algorithm, known.speculative_num_steps) == ("EAGLE3", 3)
     assert known.enable_metrics
-    # Live control is what it always has.
+    # Live control is what it always has, and CUDA graphs what it never has.
     assert unknown == [
         "--speculative-adaptive",
         f"--speculative-adaptive-config={names.ADAPTIVE_CONFIG}",
+        "--cuda-graph-max-bs-decode=256",
     ]
     keys = cli.parse(cli.parser(), words)
     assert (keys.admin_api_key, keys.api_key) == ("adm", "client")

@@ -5,7 +5,7 @@ Nothing here depends on the version of the operator, on the order of a mapping, 
 replaces pods.
 """
 
-from specserve.workload.arguments import UnusableArgument, UnusableSpec, parallelism
+from specserve.workload.arguments import UnusableArgument, UnusableSpec, layout_of
 from specserve.workload.compare import first_difference, template_hash
 from specserve.workload.objects import (
     Manifest,
@@ -29,7 +29,7 @@ __all__ = [
     "desired",
     "engine_config",
     "first_difference",
+    "layout_of",
     "owner_reference",
-    "parallelism",
     "template_hash",
 ]

@@ -1,16 +1,25 @@
 """The command line of the engine: what the operator renders, and what a user may say instead.
 
-Names and aliases of the flags are those of SGLang 0.5.16 and 0.5.23, whose parser also takes any
-unambiguous abbreviation of a flag.
+Flags are told apart as SGLang's own parser does it (`flags`), in every spelling of every version.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from specserve import names
 from specserve.api import SpecServeSpec
+from specserve.workload.flags import NAMES, meant
+from specserve.workload.layout import (
+    Layout,
+    Misfit,
+    check,
+    has_graphs,
+    layout,
+    sizes_are_given,
+    whole,
+)
 
 #: Algorithms whose number of steps can be changed while the engine runs.
 LIVE_METHODS: Final = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
@@ -23,13 +32,6 @@ ADAPTIVE_UPDATE_INTERVAL: Final = 100
 
 #: SGLang takes this flag only as two arguments: it looks for it before it parses the rest.
 FLAG_CONFIG: Final = "--config"
-
-_ALIASES: Final[Mapping[str, str]] = {
-    "--model": "--model-path",
-    "--tensor-parallel-size": "--tp-size",
-    "--data-parallel-size": "--dp-size",
-    "--speculative-draft-model": "--speculative-draft-model-path",
-}
 
 #: Flags that only the operator may set, and where their value belongs instead.
 _OWNED: Final[Mapping[str, str]] = {
@@ -55,25 +57,25 @@ _OWNED_WHILE_LIVE: Final[Mapping[str, str]] = {
     "--speculative-eagle-topk": "nothing: only 1 can be switched in a live engine",
 }
 
-#: Flags under which the engine starts without the plugin or without its HTTP server, by the only
-#: value that keeps both (None: there is none).
-_UNSUPPORTED: Final[Mapping[str, str | None]] = {
-    "--tokenizer-worker-num": "1",
-    "--nnodes": "1",
-    "--use-ray": None,
-    "--grpc-mode": None,
-    "--smg-grpc-mode": None,
+_WITHOUT_CONTROL: Final = "the engine would start without its control"
+_PLAIN_HTTP: Final = "probes and the operator talk plain HTTP to the engine"
+#: Flags that cannot be served, and why.
+_UNSUPPORTED: Final[Mapping[str, str]] = {
+    "--tokenizer-worker-num": _WITHOUT_CONTROL,
+    "--nnodes": _WITHOUT_CONTROL,
+    "--use-ray": _WITHOUT_CONTROL,
+    "--grpc-mode": _WITHOUT_CONTROL,
+    "--smg-grpc-mode": _WITHOUT_CONTROL,
+    "--grpc-port": "the engine does not start with it and a key, and the operator sets a key",
+    "--ssl-certfile": _PLAIN_HTTP,
+    "--ssl-keyfile": _PLAIN_HTTP,
 }
+#: The one value of some of them that changes nothing.
+_HARMLESS: Final[Mapping[str, str]] = {"--tokenizer-worker-num": "1", "--nnodes": "1"}
 
 #: Addresses that a pod may listen on. The operator's own choice, an empty one, is every address
 #: of either family: `::` would not do, as asyncio and uvloop make it IPv6 only.
 _HOSTS: Final = frozenset({"", "0.0.0.0", "::"})
-
-_RENDERED: Final = (
-    "--host", "--tp-size", "--dp-size", "--max-running-requests", "--decode-log-interval",
-    "--quantization", "--context-length", "--trust-remote-code",
-)  # fmt: skip
-_KNOWN: Final = frozenset({*_RENDERED, *_OWNED, *_OWNED_WHILE_LIVE, *_UNSUPPORTED})
 
 
 class UnusableSpec(ValueError):
@@ -107,12 +109,14 @@ class Argument:
     Attributes:
         flag: its full name, whatever the user called it; empty for words before the first flag.
         values: what follows it.
-        words: how it was written, to be handed on unchanged.
+        words: how it is rendered.
+        written: how the user called it.
     """
 
     flag: str
     values: tuple[str, ...]
     words: tuple[str, ...]
+    written: str = ""
 
     @classmethod
     def of(cls, flag: str, *values: object) -> "Argument":
@@ -130,8 +134,8 @@ def _literal(text: str) -> str:
 def arguments(spec: SpecServeSpec, model_path: str, draft_path: str | None) -> list[str]:
     """The arguments of the engine container.
 
-    The user's arguments come last and as they were written; where one of them has a counterpart
-    among the operator's, only the user's is rendered.
+    The user's arguments come last; where one of them has a counterpart among the operator's, only
+    the user's is rendered. Known flags are written in full.
 
     Args:
         spec: the SpecServe.
@@ -140,21 +144,41 @@ def arguments(spec: SpecServeSpec, model_path: str, draft_path: str | None) -> l
 
     Raises:
         UnusableArgument: the user sets a flag that only the operator may set.
+        UnusableSpec: the limits of the engine exclude each other.
     """
     live = spec.draft.method in LIVE_METHODS
-    ours = list(_ours(spec, model_path, draft_path))
+    given = split(spec.engine.args)
+    ours = list(_ours(spec, _layout(spec, given), model_path, draft_path))
     values = {argument.flag: argument.values for argument in ours}
     theirs = _last_of_each(
-        argument
-        for argument in split(spec.engine.args)
-        if not _redundant(argument, values, live=live)
+        argument for argument in given if not _redundant(argument, values, live=live)
     )
     taken = {argument.flag for argument in theirs}
     # Words without a flag are a subcommand of the image's entry point: they lead.
     head = [argument for argument in theirs if not argument.flag]
     tail = [argument for argument in theirs if argument.flag]
     kept = [argument for argument in ours if argument.flag not in taken]
+    kept += _graphs(values | _values(tail), live=live)
     return [word for argument in (*head, *kept, *tail) for word in argument.words]
+
+
+def _graphs(values: Mapping[str, tuple[str, ...]], *, live: bool) -> Iterator[Argument]:
+    """The bound of CUDA graph sizes: a batch above it runs without, and slowly.
+
+    SGLang's own bound depends on the GPU, from 8 to 512. It holds for every step count, 0
+    included.
+
+    Raises:
+        UnusableSpec: the limits in force exclude each other.
+    """
+    try:
+        shape = layout(values)
+        check(shape, values, graphs=live)
+        if has_graphs(values) and not sizes_are_given(values):
+            limit = whole("--max-running-requests", values, 1)
+            yield Argument.of("--cuda-graph-max-bs-decode", shape.batch(limit))
+    except Misfit as error:
+        raise UnusableSpec("spec.engine", str(error)) from None
 
 
 def adaptive_config(spec: SpecServeSpec) -> str | None:
@@ -170,22 +194,28 @@ def adaptive_config(spec: SpecServeSpec) -> str | None:
     return json.dumps({"update_interval": ADAPTIVE_UPDATE_INTERVAL, **slots})
 
 
-def parallelism(spec: SpecServeSpec) -> tuple[int, int]:
-    """GPUs per copy of the model and copies per pod, where the user's arguments win.
+def layout_of(spec: SpecServeSpec) -> Layout:
+    """How the engine is divided, where the user's arguments win.
 
     Raises:
-        UnusableArgument: the user gives a size that is no whole number above 0.
+        UnusableSpec: the sizes do not go together.
     """
-    sizes = {"--tp-size": spec.engine.tensor_parallel, "--dp-size": spec.engine.data_parallel}
-    for argument in split(spec.engine.args):
-        if argument.flag in sizes:
-            text = argument.values[0] if argument.values else ""
-            if not (text.isascii() and text.isdigit() and int(text) > 0):
-                raise UnusableArgument(
-                    argument.words[0], f"{argument.words[0]} needs a whole number above 0"
-                )
-            sizes[argument.flag] = int(text)
-    return sizes["--tp-size"], sizes["--dp-size"]
+    return _layout(spec, split(spec.engine.args))
+
+
+def _layout(spec: SpecServeSpec, given: Iterable[Argument]) -> Layout:
+    sizes = {
+        "--tp-size": (str(spec.engine.tensor_parallel),),
+        "--dp-size": (str(spec.engine.data_parallel),),
+    }
+    try:
+        return layout(sizes | _values(given))
+    except Misfit as error:
+        raise UnusableSpec("spec.engine", str(error)) from None
+
+
+def _values(given: Iterable[Argument]) -> dict[str, tuple[str, ...]]:
+    return {argument.flag: argument.values for argument in given}
 
 
 def split(words: list[str]) -> list[Argument]:
@@ -211,25 +241,20 @@ def _is_flag(word: str) -> bool:
 def _argument(group: list[str]) -> Argument:
     if not _is_flag(group[0]):
         return Argument("", tuple(group), tuple(group))
-    flag, equals, value = group[0].partition("=")
-    if len(flag.split()) != 1:
-        first = flag.split()[0]
+    written, equals, value = group[0].partition("=")
+    if len(written.split()) != 1:
+        first = written.split()[0]
         raise UnusableArgument(
             first, f"{group[0]!r} is one argument; write {first} and its value as two"
         )
+    flags = meant(written)
+    if len(flags) > 1:
+        raise UnusableArgument(
+            written, f"{written} may be {' or '.join(flags[:3])}; write it in full"
+        )
+    flag = flags[0] if flags else written
     values = (value, *group[1:]) if equals else tuple(group[1:])
-    return Argument(_full_name(flag), values, tuple(group))
-
-
-def _full_name(flag: str) -> str:
-    """The name that SGLang knows a flag by, if it is one that matters here."""
-    if flag in _KNOWN:
-        return flag
-    if flag in _ALIASES:
-        return _ALIASES[flag]
-    meant = {name for name in _KNOWN if name.startswith(flag)}
-    meant |= {name for alias, name in _ALIASES.items() if alias.startswith(flag)}
-    return meant.pop() if len(meant) == 1 else flag
+    return Argument(flag, values, (f"{flag}{equals}{value}", *group[1:]), written)
 
 
 def _redundant(argument: Argument, ours: Mapping[str, tuple[str, ...]], *, live: bool) -> bool:
@@ -238,19 +263,18 @@ def _redundant(argument: Argument, ours: Mapping[str, tuple[str, ...]], *, live:
     Raises:
         UnusableArgument: the user says something else, and may not.
     """
-    flag, written = argument.flag, argument.words[0].partition("=")[0]
+    flag, written = argument.flag, argument.written
+    called = written if written == flag else f"{written} ({flag})"
     if flag in _UNSUPPORTED:
-        if argument.values == (_UNSUPPORTED[flag],):
+        if argument.values == (_HARMLESS.get(flag),):
             return False
-        raise UnusableArgument(
-            written, f"{written} is not supported: the engine would start without its control"
-        )
+        raise UnusableArgument(written, f"{called} is not supported: {_UNSUPPORTED[flag]}")
     if flag == "--host":
         if argument.values and argument.values[0] in _HOSTS:
             return False
         raise UnusableArgument(
             written,
-            f"{written} must be 0.0.0.0 or ::, or be left out: probes and the operator reach the "
+            f"{called} must be 0.0.0.0 or ::, or be left out: probes and the operator reach the "
             "engine at the address of its pod",
         )
     place = _OWNED.get(flag) or (_OWNED_WHILE_LIVE.get(flag) if live else None)
@@ -258,18 +282,20 @@ def _redundant(argument: Argument, ours: Mapping[str, tuple[str, ...]], *, live:
         return False
     if flag != FLAG_CONFIG and ours.get(flag) == argument.values:
         return True
-    raise UnusableArgument(written, f"{written} belongs to the operator; use {place}")
+    raise UnusableArgument(written, f"{called} belongs to the operator; use {place}")
 
 
 def _last_of_each(arguments: Iterator[Argument]) -> list[Argument]:
     """Without earlier values of a known flag. Unknown flags may be meant to be repeated."""
     kept: dict[object, Argument] = {}
     for position, argument in enumerate(arguments):
-        kept[argument.flag if argument.flag in _KNOWN else position] = argument
+        kept[argument.flag if argument.flag in NAMES else position] = argument
     return list(kept.values())
 
 
-def _ours(spec: SpecServeSpec, model_path: str, draft_path: str | None) -> Iterator[Argument]:
+def _ours(
+    spec: SpecServeSpec, shape: Layout, model_path: str, draft_path: str | None
+) -> Iterator[Argument]:
     model, engine = spec.model, spec.engine
     yield Argument.of("--model-path", model_path)
     yield Argument.of(
@@ -288,11 +314,24 @@ def _ours(spec: SpecServeSpec, model_path: str, draft_path: str | None) -> Itera
     yield Argument(FLAG_CONFIG, (names.ENGINE_CONFIG,), words=(FLAG_CONFIG, names.ENGINE_CONFIG))
     yield Argument.of("--tp-size", engine.tensor_parallel)
     yield Argument.of("--dp-size", engine.data_parallel)
-    yield Argument.of("--max-running-requests", engine.max_running_requests)
+    yield Argument.of("--max-running-requests", _share(engine.max_running_requests, shape.copies))
+    if engine.mem_fraction_static is not None:
+        yield Argument.of("--mem-fraction-static", engine.mem_fraction_static)
     yield Argument.of("--enable-metrics")
     # The default of 40 batches leaves the gauges stale for seconds under load.
     yield Argument.of("--decode-log-interval", 5)
     yield from _speculation(spec, draft_path)
+
+
+def _share(requests: int, copies: int) -> int:
+    """The part of each copy of the model, as SGLang gives the limit to every one of them."""
+    if requests < copies:
+        raise UnusableSpec(
+            "spec.engine.maxRunningRequests",
+            f"{requests} requests cannot be shared by {copies} copies of the model "
+            "(engine.dataParallel)",
+        )
+    return requests // copies
 
 
 def _speculation(spec: SpecServeSpec, draft_path: str | None) -> Iterator[Argument]:

@@ -13,7 +13,7 @@ from specserve.workload.arguments import (
     UnusableSpec,
     adaptive_config,
     arguments,
-    parallelism,
+    layout_of,
 )
 from specserve.workload.provision import NONE_PROVIDED, Provision, engine_image
 
@@ -223,9 +223,8 @@ def _adaptive_file() -> PassThrough:
 def _shared_memory(spec: SpecServeSpec) -> str | None:
     if spec.engine.shared_memory is not None:
         return str(spec.engine.shared_memory)
-    tensor, data = parallelism(spec)
     # With the node's IPC namespace comes the node's /dev/shm, which a volume would hide.
-    return SHARED_MEMORY_SIZE if tensor * data > 1 and not spec.pod.host_ipc else None
+    return SHARED_MEMORY_SIZE if layout_of(spec).gpus > 1 and not spec.pod.host_ipc else None
 
 
 def _environment(spec: SpecServeSpec) -> Iterator[PassThrough]:
@@ -266,12 +265,12 @@ def _init_containers(spec: SpecServeSpec) -> list[PassThrough]:
 def _resources(spec: SpecServeSpec) -> dict[str, Any]:
     limits = spec.engine.resources.limits
     devices = {key: _count(value) for key, value in limits.items() if _is_extended(key)}
-    tensor, _ = parallelism(spec)
-    if devices and max(devices.values()) < tensor:
+    gpus = layout_of(spec).gpus
+    if devices and max(devices.values()) < gpus:
         given = ", ".join(f"{key}: {limits[key]}" for key in sorted(devices))
         raise UnusableSpec(
             "spec.engine.resources.limits",
-            f"tensor parallelism over {tensor} GPUs needs as many devices; given {given}",
+            f"the model is spread over {gpus} GPUs, which needs as many devices; given {given}",
         )
     return _present(
         requests={key: str(value) for key, value in spec.engine.resources.requests.items()},
