@@ -20,6 +20,7 @@ Type = Literal[
     "SpeculationControl",
     "SpeculationSettled",
     "ThresholdReachable",
+    "RequestCapacity",
 ]
 Status = Literal["True", "False", "Unknown"]
 
@@ -41,6 +42,8 @@ SPECULATION_CONTROL: Final = "SpeculationControl"
 SPECULATION_SETTLED: Final = "SpeculationSettled"
 #: Both bounds of the threshold can be passed by the signal.
 THRESHOLD_REACHABLE: Final = "ThresholdReachable"
+#: Engines run as many requests at once as they were asked to.
+REQUEST_CAPACITY: Final = "RequestCapacity"
 
 #: Every type that is published, in the order of the status.
 TYPES: Final[tuple[Type, ...]] = get_args(Type)
@@ -82,6 +85,10 @@ OBSERVING: Final = "Observing"
 WITHIN_REACH: Final = "WithinReach"
 THRESHOLD_UNREACHABLE: Final = "ThresholdUnreachable"
 PINNED: Final = "Pinned"
+
+AS_ASKED: Final = "AsAsked"
+CAPACITY_REDUCED: Final = "CapacityReduced"
+NOT_REPORTED: Final = "NotReported"
 
 #: Longest message and reason the schema takes; a longer one would cost the whole status.
 MESSAGE_LENGTH: Final = 32_768

@@ -43,6 +43,7 @@ _ROUTINE = frozenset(
         conditions.NO_DRAFT,
         conditions.NO_SAMPLES,
         conditions.NOT_OBSERVED,
+        conditions.NOT_REPORTED,
         conditions.REPLICAS_NOT_READY,
         conditions.SCALED_TO_ZERO,
         conditions.SWITCH_PENDING,
@@ -55,6 +56,7 @@ _NEWSWORTHY = (
     conditions.METRICS_FRESH,
     conditions.SPECULATION_CONTROL,
     conditions.THRESHOLD_REACHABLE,
+    conditions.REQUEST_CAPACITY,
 )
 
 
@@ -626,6 +628,7 @@ class Reconciler:
                 pods=list(self._pods.get(resource.key, {}).values()),
                 engines=self._regulator.engines(resource.key),
                 ranks=_ranks(resource.spec) if resource.spec else 1,
+                requests=_requests(resource.spec) if resource.spec else None,
                 # Rounded up to half the period asked for, or each new pod would be news.
                 period_milliseconds=round(asked * round(stretch * 2 + 0.5) / 2)
                 if stretch > 1.0
@@ -707,6 +710,14 @@ def _ranks(spec: api.SpecServeSpec) -> int:
         return workload.layout_of(spec).ranks
     except workload.UnusableSpec:
         return spec.engine.data_parallel
+
+
+def _requests(spec: api.SpecServeSpec) -> int | None:
+    """Requests that a pod is asked to run at once, if that can be understood."""
+    try:
+        return workload.requests_asked(spec)
+    except workload.UnusableSpec:
+        return None
 
 
 def _token() -> str:

@@ -85,6 +85,7 @@ class _Steered:
     sample_error: tuple[str, str] | None = None
     sample_failures: int = 0
     ranks: int | None = None
+    cache_tokens: int | None = None
     readback: dict[str, Any] | None = None
     astray: str | None = None
     read_at: float = 0.0
@@ -425,6 +426,7 @@ class Regulator:
             # Stalled or just busy: only a fresh count of tokens tells.
             steered.read_wanted = True
         steered.ranks = reading.ranks
+        steered.cache_tokens = reading.cache_tokens
         now = self._clock()
         steered.sample = Sample(
             at=now,
@@ -522,6 +524,7 @@ class Regulator:
         steered.unproved = None
         steered.untaken = False
         steered.ranks = None
+        steered.cache_tokens = None
         steered.memory = steered.memory.reboot()
 
     def _decide(self, steered: _Steered, target: Target) -> None:
@@ -693,6 +696,8 @@ class Regulator:
             unreachable=policy.unreachable(target.policy, sample.capacity)
             if target is not None and sample is not None and sample.capacity is not None
             else None,
+            capacity=None if sample is None else sample.capacity,
+            cache_tokens=steered.cache_tokens,
             epoch=steered.epoch,
             accept=None if steered.accept is None else round(steered.accept, 1),
             switched_at=steered.switched_at,

@@ -33,6 +33,7 @@ class Reading:
         capacity: Most requests that can run at once, likewise; None if not reported.
         tokens_total: Tokens generated since the engine started; None if not reported.
         ranks: Data-parallel ranks that the numbers cover.
+        cache_tokens: Tokens that the KV caches hold, all ranks added up; None if not reported.
     """
 
     stamp: float | None
@@ -41,6 +42,7 @@ class Reading:
     capacity: int | None
     tokens_total: int | None
     ranks: int
+    cache_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +70,16 @@ def from_loads(body: Any) -> Reading:
         rank = entry.get("dp_rank")
         by_rank[rank if isinstance(rank, int) else ("entry", position)] = entry
     shares = list(by_rank.values())
-    capacities = [_optional(share, "max_running_requests") for share in shares]
     stamps = [share.get("timestamp") for share in shares]
     return Reading(
         # The oldest share decides: the sum is no fresher than it.
         stamp=min((s for s in stamps if _countable(s)), default=None),
         running=sum(_count(share, "num_running_reqs") for share in shares),
         queued=sum(_count(share, "num_waiting_reqs") for share in shares),
-        capacity=None if None in capacities else sum(c for c in capacities if c is not None),
+        capacity=_sum(shares, "max_running_requests"),
         tokens_total=None,
         ranks=len(shares),
+        cache_tokens=_sum(shares, "max_total_num_tokens"),
     )
 
 
@@ -213,6 +215,12 @@ def _count(entry: Mapping[str, Any], field: str) -> int:
     if not _countable(value):
         raise Unreadable(f"/v1/loads: {field} is {str(value)[:40]!r}")
     return round(value)
+
+
+def _sum(shares: Iterable[Mapping[str, Any]], field: str) -> int | None:
+    """All shares added up; None if one of them does not tell."""
+    counts = [_optional(share, field) for share in shares]
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def _optional(entry: Mapping[str, Any], field: str) -> int | None:

@@ -34,6 +34,8 @@ class Engine:
         ranks: Data-parallel ranks that the reading covers; None if there is none.
         stalled: Whether the engine sits on a queue without making tokens.
         unreachable: Why the threshold can never be passed, None if it can.
+        capacity: Requests that the engine runs at once at most; None if it does not say.
+        cache_tokens: Tokens that its KV caches hold; None if it does not say.
         epoch: The largest epoch it reported.
         accept: Tokens won per verify step, seen while on; None if never seen.
         switched_at: Wall-clock seconds of its last switch; None if none was seen.
@@ -53,6 +55,8 @@ class Engine:
     ranks: int | None = None
     stalled: bool = False
     unreachable: str | None = None
+    capacity: int | None = None
+    cache_tokens: int | None = None
     epoch: int = 0
     accept: float | None = None
     switched_at: float | None = None
@@ -72,6 +76,7 @@ class Observation:
         pods: All pods of the SpecServe.
         engines: What is known of the usable ones.
         ranks: Data-parallel ranks of a pod.
+        requests: Requests that a pod is asked to run at once; None if the spec does not tell.
         period_milliseconds: Sample period in force if longer than asked for.
         previous: The status as last read or written.
     """
@@ -86,6 +91,7 @@ class Observation:
     period_milliseconds: int | None
     previous: Mapping[str, Any]
     ranks: int = 1
+    requests: int | None = None
 
 
 def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
@@ -108,6 +114,7 @@ def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
         _control(seen),
         _settled(seen),
         _reach(seen),
+        _capacity(seen),
     ]
     return {
         "observedGeneration": seen.generation,
@@ -347,6 +354,35 @@ def _reach(seen: Observation) -> Condition:
     if not any(engine.sampled for engine in seen.engines):
         return Condition(kind, "Unknown", conditions.NO_PODS, "no engine is read yet")
     return Condition(kind, "True", conditions.WITHIN_REACH)
+
+
+def _capacity(seen: Observation) -> Condition:
+    """Whether SGLang lowered the limit: it fits it to its memory at the start, with a log line."""
+    kind: conditions.Type = conditions.REQUEST_CAPACITY
+    asked = seen.requests
+    known = [engine for engine in seen.engines if engine.capacity is not None]
+    if not known or asked is None:
+        reason = conditions.NOT_REPORTED if seen.engines else conditions.NO_PODS
+        return Condition(kind, "Unknown", reason, "no engine has told its limit")
+    reduced = [engine for engine in known if (engine.capacity or 0) < asked]
+    if not reduced:
+        return Condition(kind, "True", conditions.AS_ASKED)
+    if seen.deployment is not None and not seen.deployment.rolled_out:
+        return Condition(kind, "Unknown", conditions.ROLLING_OUT, "pods of an older spec run")
+    return Condition(
+        kind,
+        "False",
+        conditions.CAPACITY_REDUCED,
+        f"{asked} requests at once are asked for; "
+        + _listed(reduced, _limit)
+        + ". Raise engine.memFractionStatic, use more GPUs, or lower engine.maxRunningRequests",
+    )
+
+
+def _limit(engine: Engine) -> str:
+    holds = engine.cache_tokens
+    cache = "" if holds is None else f", as its KV cache holds {holds} tokens"
+    return f"runs at most {engine.capacity}{cache}"
 
 
 # -- speculation ----------------------------------------------------------------------------

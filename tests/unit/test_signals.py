@@ -56,6 +56,7 @@ def test_metrics_of_a_real_server(version: str, case: str):
     reading = from_metrics("\n".join(golden(version)[case]["metrics"]), NAMES, "tiny")
     assert (reading.running, reading.queued) == LOADS[case]
     assert (reading.stamp, reading.capacity, reading.ranks) == (None, None, 1)
+    assert reading.cache_tokens is None
 
 
 def test_tokens_of_streamed_and_other_requests_add_up():
@@ -173,12 +174,18 @@ def test_series_of_a_dead_process_are_not_guessed_at():
 
 def test_loads_of_ranks_add_up_and_are_as_old_as_the_oldest():
     body = loads(
-        {"dp_rank": 0, "timestamp": 20.0, "max_running_requests": 8},
-        {"dp_rank": 1, "timestamp": 10.5, "num_waiting_reqs": 4, "max_running_requests": 8},
+        {"dp_rank": 0, "timestamp": 20.0, "max_running_requests": 8, "max_total_num_tokens": 90},
+        {
+            "dp_rank": 1,
+            "timestamp": 10.5,
+            "num_waiting_reqs": 4,
+            "max_running_requests": 8,
+            "max_total_num_tokens": 90,
+        },
     )
     reading = from_loads(body)
     assert (reading.running, reading.queued, reading.capacity) == (2, 4, 16)
-    assert (reading.stamp, reading.ranks) == (10.5, 2)
+    assert (reading.stamp, reading.ranks, reading.cache_tokens) == (10.5, 2, 180)
 
 
 def test_a_rank_listed_twice_counts_once():

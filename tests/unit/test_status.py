@@ -17,7 +17,17 @@ from specserve.status import Engine, Observation
 NOW = "2030-01-01T00:00:00Z"
 LATER = "2030-01-01T01:00:00Z"
 ROLLED_OUT = Owned("Deployment", "d", ("team", "chat"), "chat", "o", b"")
-STEERED = Engine("chat-0", on=True, wanted="On", controllable=True, sampled=True, ranks=1, epoch=3)
+STEERED = Engine(
+    "chat-0",
+    on=True,
+    wanted="On",
+    controllable=True,
+    sampled=True,
+    ranks=1,
+    epoch=3,
+    capacity=64,
+    cache_tokens=96,
+)
 
 
 def iso(seconds: float) -> str:
@@ -54,6 +64,7 @@ def seen(**changes: Any) -> Observation:
         deployment=ROLLED_OUT,
         pods=[pod()],
         engines=[STEERED],
+        requests=64,
         period_milliseconds=None,
         previous={},
     )
@@ -88,6 +99,7 @@ def test_all_is_well():
         "SpeculationControl": "True",
         "SpeculationSettled": "True",
         "ThresholdReachable": "True",
+        "RequestCapacity": "True",
     }
     assert (made["ready"], made["speculation"]["summary"]) == ("1/1", "On 1/1")
     assert made["observedGeneration"] == 2
@@ -264,6 +276,20 @@ STATES = [
         "Pinned",
     ),
     ("ThresholdReachable", {"engines": engines({"sampled": False})}, "Unknown", "NoPods"),
+    ("RequestCapacity", {"engines": engines({}, {"capacity": 48})}, "False", "CapacityReduced"),
+    ("RequestCapacity", {"engines": engines({"capacity": 80})}, "True", "AsAsked"),
+    ("RequestCapacity", {"engines": engines({"capacity": None})}, "Unknown", "NotReported"),
+    ("RequestCapacity", {"engines": []}, "Unknown", "NoPods"),
+    ("RequestCapacity", {"requests": None}, "Unknown", "NotReported"),
+    (
+        "RequestCapacity",
+        {
+            "engines": engines({"capacity": 48}),
+            "deployment": replace(ROLLED_OUT, rolled_out=False),
+        },
+        "Unknown",
+        "RollingOut",
+    ),
 ]
 
 
@@ -275,6 +301,39 @@ def test_condition_of_engines(kind: str, changes: dict[str, Any], state: str, re
 def test_a_reading_of_one_rank_is_no_reading_of_all():
     words = condition(seen(spec=WIDE, ranks=8, engines=engines({"ranks": 1})), "MetricsFresh")[2]
     assert "chat-0 shows 1 of 8 data-parallel ranks" in words
+
+
+def test_a_lowered_limit_is_told_with_its_numbers_and_what_to_change():
+    words = condition(seen(engines=engines({"capacity": 48})), "RequestCapacity")[2]
+    assert "64 requests at once are asked for" in words
+    assert "chat-0: runs at most 48, as its KV cache holds 96 tokens" in words
+    assert "engine.memFractionStatic" in words
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "why"),
+    [
+        ({}, "Live", ""),
+        (
+            {
+                "spec": spec(draft={"method": "NGRAM"}),
+                "engines": engines({"controllable": False, "control_reason": "width is fixed"}),
+            },
+            "None",
+            "width is fixed",
+        ),
+        ({"spec": spec(draft={})}, "None", "draft.method is None"),
+        ({"engines": engines({}, {"controllable": False})}, "None", "takes no switches"),
+        ({"engines": engines({"controllable": None})}, "Unknown", "no engine is read yet"),
+    ],
+)
+def test_methods_without_live_control_say_so_in_the_engines_own_words(
+    changes: dict[str, Any], mode: str, why: str
+):
+    made = build(seen(**changes))["speculation"]
+    assert made["controlMode"] == mode
+    assert why in made["controlReason"]
+    assert bool(made["controlReason"]) == bool(why)
 
 
 def test_many_pods_are_named_in_few_words():

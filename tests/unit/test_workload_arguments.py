@@ -2,7 +2,7 @@
 
 import pytest
 
-from specserve.workload import UnusableArgument, UnusableSpec, layout_of
+from specserve.workload import UnusableArgument, UnusableSpec, layout_of, requests_asked
 from specserve.workload.flags import FLAGS, NAMES, VERSIONS, meant
 from tests.unit.test_workload import args, parsed
 
@@ -121,6 +121,19 @@ def test_graphs_reach_the_limit_without_live_control_too(method):
 def test_gpus_and_ranks_follow_the_arguments_in_force(words, engine, gpus, ranks):
     shape = layout_of(parsed(engine={"args": list(words), **engine}))
     assert (shape.gpus, shape.ranks) == (gpus, ranks)
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "asked"),
+    [
+        ((), {}, 256),
+        ((), {"dataParallel": 3}, 255),
+        (("--max-running-requests=96",), {"dataParallel": 2}, 192),
+        (("--attn-dp-size=4",), {"tensorParallel": 4}, 256),
+    ],
+)
+def test_what_a_pod_is_asked_for_is_what_its_copies_are_told(words, engine, asked):
+    assert requests_asked(parsed(engine={"args": list(words), **engine})) == asked
 
 
 def test_the_memory_fraction_is_rendered_where_it_is_given():

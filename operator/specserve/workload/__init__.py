@@ -5,7 +5,12 @@ Nothing here depends on the version of the operator, on the order of a mapping, 
 replaces pods.
 """
 
-from specserve.workload.arguments import UnusableArgument, UnusableSpec, layout_of
+from specserve.workload.arguments import (
+    UnusableArgument,
+    UnusableSpec,
+    layout_of,
+    requests_asked,
+)
 from specserve.workload.compare import first_difference, template_hash
 from specserve.workload.objects import (
     Manifest,
@@ -31,5 +36,6 @@ __all__ = [
     "first_difference",
     "layout_of",
     "owner_reference",
+    "requests_asked",
     "template_hash",
 ]

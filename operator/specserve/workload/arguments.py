@@ -203,6 +203,22 @@ def layout_of(spec: SpecServeSpec) -> Layout:
     return _layout(spec, split(spec.engine.args))
 
 
+def requests_asked(spec: SpecServeSpec) -> int:
+    """Requests that a pod is told to run at once, all copies of the model together.
+
+    Raises:
+        UnusableSpec: the limits do not go together.
+    """
+    given = split(spec.engine.args)
+    copies = _layout(spec, given).copies
+    share = _share(spec.engine.max_running_requests, copies)
+    values = {"--max-running-requests": (str(share),)} | _values(given)
+    try:
+        return copies * whole("--max-running-requests", values, share)
+    except Misfit as error:
+        raise UnusableSpec("spec.engine", str(error)) from None
+
+
 def _layout(spec: SpecServeSpec, given: Iterable[Argument]) -> Layout:
     sizes = {
         "--tp-size": (str(spec.engine.tensor_parallel),),
