@@ -221,12 +221,224 @@ class Tier(Node):
     steps: Steps = Field(description="Draft steps to use; 0 is off.")
 
 
+class BreakEven(Node):
+    """How the BreakEven strategy weighs acceptance against the cost of a round."""
+
+    margin_percent: Annotated[int, Field(ge=0, le=50)] = Field(
+        default=3,
+        description="A step count replaces the present one only if it is better by this much, in "
+        "percent of tokens per second.",
+    )
+    profile: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
+        default=None,
+        description="Break-even curve shipped with the operator, used until live rounds of the "
+        "engines tell more: h200-a, h200-b, h200x2-nvlink, h200x2-nccl or h200x2-hostmem.",
+    )
+    curve_config_map: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="ConfigMap of this namespace whose key curve.json holds a calibrated curve of "
+        "this model, draft, engine version and GPU. Takes precedence over profile.",
+    )
+    probe_budget_permille: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=10,
+        description="Largest share of throughput, in thousandths, to spend on short probes of the "
+        "step counts not in use. 0 never probes: acceptance is then not seen while off.",
+    )
+    grace_milliseconds: Annotated[int, Field(ge=0, le=60_000)] = Field(
+        default=0,
+        description="Time in milliseconds after a cold off in which acceptance is not judged.",
+    )
+
+
+class DraftGuard(Node):
+    """What to do about a draft whose tokens are hardly ever accepted."""
+
+    action: Literal["Off", "Report"] = Field(
+        default="Off",
+        description="Off switches speculation off and looks again now and then; Report only sets "
+        "the condition DraftEffective to False.",
+    )
+    accept_length_centi: Annotated[int, Field(ge=100, le=400)] = Field(
+        default=105,
+        description="Tokens won per verify step, times 100, up to which the draft counts as "
+        "ineffective. 100 means that no draft token was accepted.",
+    )
+    windows: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=6,
+        description="Readings in a row, each with traffic, after which it counts as ineffective.",
+    )
+
+
+class FlipGuard(Node):
+    """What to do about a flip that made things worse."""
+
+    tolerance_percent: Annotated[int, Field(ge=5, le=100)] = Field(
+        default=15,
+        description="Loss of tokens per second and request, at a like load, above which a flip is "
+        "taken back. 100 takes nothing back.",
+    )
+    freeze_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        default=900,
+        description="Time in seconds for which the mode then stays as it is, unless the load "
+        "halves or doubles.",
+    )
+
+
+LabelName = Annotated[str, Field(max_length=128, pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")]
+
+
+class CertificateKeyRef(Node):
+    """A key with certificates of a Secret in the namespace of the SpecServe."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: ObjectName = Field(default="ca.crt", description="Key inside the Secret.")
+
+
+class BasicAuthRef(Node):
+    """A Secret with a user name and a password, in the namespace of the SpecServe."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    username_key: ObjectName = Field(default="username", description="Key of the user name.")
+    password_key: ObjectName = Field(default="password", description="Key of the password.")
+
+
+class Header(Node):
+    """A request header."""
+
+    name: Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9-]+$")] = Field(
+        description="Name of the header.",
+        json_schema_extra=rules(
+            {
+                "rule": "!(self.lowerAscii() in ['authorization', 'proxy-authorization', "
+                "'cookie', 'host', 'connection', 'content-length', 'transfer-encoding'])",
+                "message": "not a header that can be chosen; credentials come from "
+                "bearerTokenSecretRef or basicAuthSecretRef",
+            }
+        ),
+    )
+    value: Annotated[str, Field(min_length=1, max_length=512, pattern="^[!-~]([ -~]*[!-~])?$")] = (
+        Field(description="Its value; no secret, since it stands here for all to read.")
+    )
+
+
+class LabelMatcher(Node):
+    """A condition on a label of the series."""
+
+    name: LabelName = Field(description="Name of the label.")
+    operator: Literal["=", "!=", "=~", "!~"] = Field(
+        default="=", description="As in PromQL; the two with a tilde take a regular expression."
+    )
+    value: Annotated[str, Field(max_length=512)] = Field(
+        description="What it is compared with; escaped as needed."
+    )
+
+
+class Prometheus(Node):
+    """Where and how to read the load of the pods from a Prometheus server."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "!(has(self.bearerTokenSecretRef) && has(self.basicAuthSecretRef))",
+                "message": "bearerTokenSecretRef and basicAuthSecretRef exclude each other",
+                "fieldPath": ".basicAuthSecretRef",
+            },
+        )
+    )
+
+    url: Annotated[str, Field(max_length=512, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")] = (
+        Field(
+            description="Address of the server or of a querier with the same API (Thanos, Mimir, "
+            "VictoriaMetrics), with its path prefix and without /api/v1. The operator calls it; "
+            "its installation may limit the hosts.",
+        )
+    )
+    scrape_interval_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=30,
+        description="Time in seconds between two readings of an engine by the server. Samples "
+        "older than three of these (or staleAfterSeconds, if that is longer) count as lost, and "
+        "the server is asked about four times in each.",
+    )
+    bearer_token_secret_ref: SecretKeyRef | None = Field(
+        default=None, description="Token to send as `Authorization: Bearer`."
+    )
+    basic_auth_secret_ref: BasicAuthRef | None = Field(
+        default=None, description="User name and password to send."
+    )
+    ca_secret_ref: CertificateKeyRef | None = Field(
+        default=None,
+        description="Certificates, in PEM, that the server's one must come from; those of the "
+        "operator's system if unset. Certificates are always verified: put a self-signed one "
+        "here.",
+    )
+    headers: Annotated[
+        list[Header],
+        Field(
+            max_length=16,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            },
+        ),
+    ] = Field(default=[], description="Further headers, such as X-Scope-OrgID for a tenant.")
+    query_params: dict[str, Annotated[str, Field(max_length=512)]] = Field(
+        default={},
+        description="Further parameters of the query's URL, such as namespace or "
+        "partial_response.",
+        json_schema_extra={
+            "maxProperties": 16,
+            **rules(
+                {
+                    "rule": "!('query' in self) && !('time' in self)",
+                    "message": "query and time belong to the operator",
+                }
+            ),
+        },
+    )
+    label_matchers: Annotated[list[LabelMatcher], Field(max_length=16)] = Field(
+        default=[],
+        description="Further conditions on the series of the built-in queries, beside namespace "
+        "and pod.",
+    )
+    namespace_label: LabelName = Field(
+        default="namespace", description="Label that holds the namespace of the pod."
+    )
+    pod_label: LabelName = Field(default="pod", description="Label that holds its name.")
+    replica_labels: Annotated[list[LabelName], Field(max_length=16)] = Field(
+        default=[],
+        description="Further labels by which copies of one series differ (prometheus, "
+        "prometheus_replica, replica, instance, job and the like are known): the newer copy "
+        "counts.",
+    )
+    running_query: Annotated[str, Field(min_length=1, max_length=2048)] | None = Field(
+        default=None,
+        description="PromQL for requests running, instead of the built-in query. Its series need "
+        "the labels for namespace and pod. Prefer a plain selector: an expression hides how old "
+        "its samples are.",
+    )
+    queued_query: Annotated[str, Field(min_length=1, max_length=2048)] | None = Field(
+        default=None, description="The same for requests waiting."
+    )
+
+
 DEFAULT_THRESHOLD: dict[str, Any] = {"offAbove": 48, "onBelow": 32}
+DEFAULT_BREAK_EVEN: dict[str, Any] = {
+    "marginPercent": 3,
+    "probeBudgetPermille": 10,
+    "graceMilliseconds": 0,
+}
+DEFAULT_DRAFT_GUARD: dict[str, Any] = {"action": "Off", "acceptLengthCenti": 105, "windows": 6}
+DEFAULT_FLIP_GUARD: dict[str, Any] = {"tolerancePercent": 15, "freezeSeconds": 900}
 DEFAULT_POLICY: dict[str, Any] = {
     "mode": "Auto",
     "strategy": "Threshold",
+    "source": "Engine",
+    "scope": "Pod",
     "signal": "InFlight",
     "threshold": DEFAULT_THRESHOLD,
+    "breakEven": DEFAULT_BREAK_EVEN,
+    "draftGuard": DEFAULT_DRAFT_GUARD,
+    "flipGuard": DEFAULT_FLIP_GUARD,
     "dwellOnSeconds": 10,
     "dwellOffSeconds": 10,
     "maxFlipsPerHour": 60,
@@ -256,6 +468,12 @@ class Policy(Node):
                 "run out between two visits of a pod",
                 "fieldPath": ".leaseSeconds",
             },
+            {
+                "rule": "self.source != 'Prometheus' || has(self.prometheus)",
+                "message": "source Prometheus needs policy.prometheus with a url",
+                "fieldPath": ".prometheus",
+                "reason": "FieldValueRequired",
+            },
         )
     )
 
@@ -265,18 +483,55 @@ class Policy(Node):
         "decides and reports what it would do, and never sends anything to a pod. In YAML, write "
         "'On' and 'Off' in quotes: bare, they are booleans.",
     )
-    strategy: Literal["Threshold"] = Field(
-        default="Threshold", description="How Auto and Observe decide."
+    mode_until: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = Field(
+        default=None,
+        description="When the modes On and Off end: from this time on the mode is Auto.",
+    )
+    strategy: Literal["Threshold", "BreakEven"] = Field(
+        default="Threshold",
+        description="How Auto and Observe decide. Threshold compares the load with two bounds. "
+        "BreakEven weighs the acceptance of the traffic against what a round costs at this batch "
+        "size, learnt from live rounds or from a curve; where neither is known it does as "
+        "Threshold.",
+    )
+    scope: Literal["Pod", "Fleet"] = Field(
+        default="Pod",
+        description="Whose load decides: each pod its own, or the mean over the pods with a "
+        "fresh reading, so that all switch together.",
     )
     signal: Literal["InFlight", "Running", "Queued"] = Field(
         default="InFlight",
         description="What the threshold is compared with, per pod: requests running, queued, or "
         "in flight (both). Running alone never exceeds the engine's request cap.",
     )
+    source: Literal["Engine", "Prometheus"] = Field(
+        default="Engine",
+        description="Who is asked for the load: each engine itself, or a Prometheus server that "
+        "reads them. Prometheus is slower by up to a scrape interval; acceptance, round times and "
+        "switches go to the engines in any case.",
+    )
+    prometheus: Prometheus | None = Field(
+        default=None, description="Where and how to read the load with source Prometheus."
+    )
     threshold: Threshold = Field(
         default=DEFAULT_THRESHOLD,
         validate_default=True,
         description="Bounds of the Threshold strategy.",
+    )
+    break_even: BreakEven = Field(
+        default=DEFAULT_BREAK_EVEN,
+        validate_default=True,
+        description="Settings of the BreakEven strategy.",
+    )
+    draft_guard: DraftGuard = Field(
+        default=DEFAULT_DRAFT_GUARD,
+        validate_default=True,
+        description="What to do about a draft whose tokens are hardly ever accepted.",
+    )
+    flip_guard: FlipGuard = Field(
+        default=DEFAULT_FLIP_GUARD,
+        validate_default=True,
+        description="What to do about a flip that made things worse.",
     )
     dwell_on_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         default=10, description="Shortest time in seconds that speculation stays on once it is on."
@@ -309,10 +564,11 @@ class Policy(Node):
         "follows the directive's fallback: the thresholds as a table over its own batch size. "
         "Renewed after a third of it.",
     )
-    draft_kv: Literal["Cold", "Warm"] = Field(
+    draft_kv: Literal["Cold", "Warm", "Auto"] = Field(
         default="Cold",
         description="What off does to the draft's KV cache. Cold skips the draft entirely; Warm "
-        "keeps it filled, which costs up to 42 % of throughput while off, and suits short offs.",
+        "keeps it filled, which costs up to 42 % of throughput while off, and suits short offs; "
+        "Auto goes by how long offs have been lasting.",
     )
     steps: Annotated[int, Field(ge=1, le=16)] | None = Field(
         default=None,

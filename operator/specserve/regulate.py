@@ -547,7 +547,7 @@ class Regulator:
             self._at_rest(steered)
             return
         steered.wanted = self._shared(
-            directive.wanted(target.policy, target.draft, verdict.mode, target.ranks)
+            directive.wanted(target.policy, target.draft, verdict, target.ranks)
         )
         if steered.switching is not None or steered.unsure or now < steered.retry_at:
             return

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve import api
-from specserve.policy import directive
+from specserve.policy import Mode, Setting, Verdict, directive, threshold
 from specserve_engine import wire
 
 DRAFT = api.Draft(method="EAGLE3", source="path:///draft", steps=[0, 3, 1])
@@ -18,7 +18,14 @@ def policy(**fields) -> api.Policy:
     return api.Policy.model_validate(fields)
 
 
-def put(wanted: dict, **fields) -> dict:
+def wanted(rule: api.Policy, mode: Mode, ranks: int = 1) -> dict:
+    """The setting of a mode, without a table of the BreakEven strategy."""
+    tiers = ((1, 0),) if mode == "Off" else threshold.tiers(rule, max(DRAFT.steps))
+    setting = Setting(tiers, "Warm" if rule.draft_kv == "Warm" else "Cold")
+    return directive.wanted(rule, DRAFT, Verdict(mode, "", "", False, setting), ranks)
+
+
+def put(setting: dict, **fields) -> dict:
     arguments = {
         "pod_uid": "uid-1",
         "boot_id": "boot-1",
@@ -28,7 +35,7 @@ def put(wanted: dict, **fields) -> dict:
         "deadline_ms": 2000,
         "reason": "off: 61 in flight above 48",
     }
-    return directive.body(wanted, **{**arguments, **fields})
+    return directive.body(setting, **{**arguments, **fields})
 
 
 BOUND_TABLE = [{"minBatch": 1, "steps": 3}, {"minBatch": 49, "steps": 0}]
@@ -162,7 +169,7 @@ USER_TABLE = [
     ],
 )
 def test_wanted(fields, mode, expected):
-    assert directive.wanted(policy(**fields), DRAFT, mode) == expected
+    assert wanted(policy(**fields), mode) == expected
 
 
 @st.composite
@@ -184,7 +191,7 @@ def policies(draw: st.DrawFn) -> api.Policy:
 
 @given(policy=policies(), mode=st.sampled_from(["On", "Off"]), reason=st.text(max_size=400))
 def test_the_engine_reads_what_is_written_and_reports_it_back(policy, mode, reason):
-    setting = directive.wanted(policy, DRAFT, mode)
+    setting = wanted(policy, mode)
     parsed = wire.parse_directive(put(setting, reason=reason))
     assert parsed.setting.needed_steps() | parsed.fallback.needed_steps() <= set(DRAFT.steps)
     readback = {
@@ -200,7 +207,7 @@ def test_the_engine_reads_what_is_written_and_reports_it_back(policy, mode, reas
 
 @given(policy=policies(), mode=st.sampled_from(["On", "Off"]), batch=st.integers(1, 65_536))
 def test_without_an_operator_no_batch_above_the_bound_speculates(policy, mode, batch):
-    parsed = wire.parse_directive(put(directive.wanted(policy, DRAFT, mode)))
+    parsed = wire.parse_directive(put(wanted(policy, mode)))
     steps = parsed.fallback.steps_for(batch)
     if policy.mode in {"Auto", "Observe"} and policy.signal != "Queued":
         assert steps is not None
@@ -233,7 +240,7 @@ def test_a_reason_is_one_printable_line_of_256_characters():
 
 
 def report(**changes) -> dict:
-    setting = directive.wanted(policy(), DRAFT, "On")
+    setting = wanted(policy(), "On")
     fallback = {"steps": None, **setting["fallback"]}
     return {"tiers": None, **setting, "fallback": fallback, "epoch": 7, **changes}
 
@@ -265,23 +272,19 @@ def report(**changes) -> dict:
     ],
 )
 def test_matches_names_the_first_difference(changes, difference):
-    assert directive.matches(report(**changes), directive.wanted(policy(), DRAFT, "On")) == (
-        difference
-    )
+    assert directive.matches(report(**changes), wanted(policy(), "On")) == (difference)
 
 
 def test_an_engine_that_has_lost_everything_differs():
-    assert directive.matches({}, directive.wanted(policy(), DRAFT, "Off")) == (
-        "mode is missing, wanted off"
-    )
+    assert directive.matches({}, wanted(policy(), "Off")) == ("mode is missing, wanted off")
 
 
 def test_tiers_are_compared():
-    wanted = directive.wanted(policy(tiers=TIERS), DRAFT, "On")
-    readback = deepcopy(wanted)
-    assert directive.matches(readback, wanted) is None
+    setting = wanted(policy(tiers=TIERS), "On")
+    readback = deepcopy(setting)
+    assert directive.matches(readback, setting) is None
     readback["tiers"][1]["steps"] = 0
-    difference = directive.matches(readback, wanted)
+    difference = directive.matches(readback, setting)
     assert difference is not None
     assert difference.startswith("tiers is [")
 
@@ -315,12 +318,12 @@ def test_is_on(readback, expected):
 
 @pytest.mark.parametrize(("ranks", "first_off"), [(1, 49), (2, 25), (8, 7), (48, 2)])
 def test_a_table_for_ranks_holds_a_rank_s_share_of_the_pod_s_bound(ranks, first_off):
-    fallback = directive.wanted(policy(), DRAFT, "On", ranks)["fallback"]
+    fallback = wanted(policy(), "On", ranks)["fallback"]
     assert fallback["tiers"][-1] == {"minBatch": first_off, "steps": 0}
 
 
 def test_more_ranks_than_the_bound_has_requests_fall_back_to_off():
-    assert directive.wanted(policy(), DRAFT, "On", 64)["fallback"] == {
+    assert wanted(policy(), "On", 64)["fallback"] == {
         "mode": "off",
         "draftKv": "cold",
     }

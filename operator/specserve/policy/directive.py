@@ -8,69 +8,64 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from specserve import api
-from specserve.policy.state import Mode
+from specserve.policy import threshold
+from specserve.policy.state import Setting, Verdict
 
 #: Longest reason the engine takes.
 REASON_LENGTH: Final = 256
 
 
-def wanted(policy: api.Policy, draft: api.Draft, mode: Mode, ranks: int = 1) -> dict[str, Any]:
-    """The setting that puts an engine into `mode` and survives the operator.
+def wanted(
+    policy: api.Policy, draft: api.Draft, verdict: Verdict, ranks: int = 1
+) -> dict[str, Any]:
+    """The setting that carries out a verdict and survives the operator.
 
     Args:
-        policy: Gives the steps or the tiers while on, the draft's KV mode and the fallback.
-        draft: Gives the steps if the policy names none: the largest that the engine prepares.
-        mode: The verdict's mode.
+        policy: Gives the fallback of the Threshold strategy.
+        draft: Gives the steps of that fallback if the policy names none.
+        verdict: One with a setting.
         ranks: Data-parallel ranks of the pod. The thresholds are of the whole pod, while each
             rank follows a table by its own batch.
     """
-    draft_kv = policy.draft_kv.lower()
-    active = _on(policy, draft) if mode == "On" else {"mode": "off"}
-    return {
-        **active,
-        "draftKv": draft_kv,
-        "fallback": {**_fallback(policy, draft, active, ranks), "draftKv": draft_kv},
-    }
-
-
-def _on(policy: api.Policy, draft: api.Draft) -> dict[str, Any]:
-    if policy.tiers:
-        return {"mode": "tiers", "tiers": _table(policy)}
-    return {"mode": "on", "steps": _steps(policy, draft)}
-
-
-def _steps(policy: api.Policy, draft: api.Draft) -> int:
-    return max(draft.steps) if policy.steps is None else policy.steps
-
-
-def _table(policy: api.Policy) -> list[dict[str, int]]:
-    ordered = sorted(policy.tiers, key=lambda tier: tier.min_batch)
-    return [{"minBatch": tier.min_batch, "steps": tier.steps} for tier in ordered]
-
-
-def _fallback(
-    policy: api.Policy, draft: api.Draft, active: dict[str, Any], ranks: int
-) -> dict[str, Any]:
-    """What the engine does by itself once the lease has run out.
-
-    A pin outlives the operator. Otherwise the upper bound becomes a table over the engine's own
-    batch size, so that no pod stays in a mode the policy would not choose for its batch. The
-    queue is not a function of the batch, so with the signal Queued the table is the one the
-    policy names for the time it is on, and where it names none the engine's own policy rules:
-    it is the only one left that sees the load.
-    """
+    setting = verdict.setting
+    if setting is None:
+        raise ValueError(f"the verdict {verdict.code} has no setting")
+    active = _mode(setting)
     if policy.mode in {"On", "Off"}:
-        return active
-    table = _table(policy)
+        fallback = active  # a pin outlives the operator
+    elif policy.strategy == "BreakEven":
+        fallback = _mode(verdict.fallback or setting)
+    else:
+        fallback = _fallback(policy, draft, ranks)
+    draft_kv = setting.draft_kv.lower()
+    return {**active, "draftKv": draft_kv, "fallback": {**fallback, "draftKv": draft_kv}}
+
+
+def _mode(setting: Setting) -> dict[str, Any]:
+    """Mode, steps and tiers as the wire has them."""
+    if len(setting.tiers) > 1:
+        table = [{"minBatch": least, "steps": steps} for least, steps in setting.tiers]
+        return {"mode": "tiers", "tiers": table}
+    steps = setting.tiers[0][1]
+    return {"mode": "on", "steps": steps} if steps else {"mode": "off"}
+
+
+def _fallback(policy: api.Policy, draft: api.Draft, ranks: int) -> dict[str, Any]:
+    """What the engine does by itself once the lease has run out, under the Threshold strategy.
+
+    The upper bound becomes a table over the engine's own batch size, so that no pod stays in a
+    mode the policy would not choose for its batch. The queue is not a function of the batch, so
+    with the signal Queued the table is the one the policy names for the time it is on, and where
+    it names none the engine's own policy rules: it is the only one left that sees the load.
+    """
+    tiers = threshold.tiers(policy, max(draft.steps))
     if policy.signal == "Queued":
-        return {"mode": "tiers", "tiers": table} if table else {"mode": "auto"}
+        return _mode(Setting(tiers)) if policy.tiers else {"mode": "auto"}
     off = policy.threshold.off_above // ranks + 1
     if off == 1:  # more ranks than requests: a rank with any has more than its share
         return {"mode": "off"}
-    below = [tier for tier in table if tier["minBatch"] < off] or [
-        {"minBatch": 1, "steps": _steps(policy, draft)}
-    ]
-    return {"mode": "tiers", "tiers": [*below, {"minBatch": off, "steps": 0}]}
+    below = tuple(tier for tier in tiers if tier[0] < off)
+    return _mode(Setting((*below, (off, 0))))
 
 
 def body(

@@ -3,12 +3,19 @@
 from dataclasses import replace
 from typing import Final
 
+from specserve import api
+from specserve.policy import trial
 from specserve.policy.state import Memory, Sample
 
 #: Seconds without a token, with requests queued and none running, that make an engine stalled.
 #: Longer than any prefill or graph replay seen between two tokens, and short enough that an
 #: alarm comes before clients give up.
 STALLED_AFTER: Final = 10.0
+#: Verifies that make an interval one with traffic, as far as the draft is judged by it.
+TRAFFIC: Final = 50
+#: Seconds within which crashes add up, and how many there may be while speculating.
+CRASH_WINDOW: Final = 3600.0
+CRASHES: Final = 2
 
 
 def is_new(memory: Memory, sample: Sample | None) -> bool:
@@ -49,3 +56,36 @@ def learn(memory: Memory, sample: Sample) -> Memory:
         stalled=stalled,
         tokens=memory.tokens if sample.tokens_total is None else sample.tokens_total,
     )
+
+
+def read(policy: api.Policy, memory: Memory, sample: Sample, now: float) -> Memory:
+    """Take in what a newer read-back says of drafts accepted and tokens won.
+
+    Acceptance is not judged in the grace after a cold off, and absent counts are unknown, not
+    bad: a method without them is never called ineffective.
+    """
+    if sample.running == 0:
+        memory = replace(memory, watch=trial.idle(memory.watch))
+    rounds = sample.rounds
+    if rounds is None or (memory.read is not None and rounds.at <= memory.read):
+        return memory
+    began = memory.since if memory.probing.active is None else memory.probing.active.began
+    grace = policy.break_even.grace_milliseconds / 1000
+    counts, verifies = memory.counts.learn(rounds, judged=now - began >= grace)
+    ineffective = memory.ineffective
+    acceptance = counts.acceptance
+    if verifies >= TRAFFIC and acceptance is not None:
+        length = acceptance.length(len(acceptance.survival))
+        bad = length <= policy.draft_guard.accept_length_centi / 100
+        ineffective = ineffective + 1 if bad else 0
+    watch = trial.observe(
+        memory.watch, rounds, sample.running, probing=memory.probing.active is not None
+    )
+    return replace(memory, read=rounds.at, counts=counts, ineffective=ineffective, watch=watch)
+
+
+def crashed(memory: Memory, now: float) -> Memory:
+    """Remember that the engine ended while it speculated; too often, and it is left off."""
+    recent = tuple(at for at in memory.crashes if at > now - CRASH_WINDOW)
+    crashes = (*recent, now)
+    return replace(memory, crashes=crashes, crashed=memory.crashed or len(crashes) >= CRASHES)

@@ -1,10 +1,21 @@
 """What goes into a decision and what comes out of it."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, Self
+
+from specserve.policy.acceptance import Counts
+from specserve.policy.curve import Curve
+from specserve.policy.knowledge import Knowledge
+from specserve.policy.rounds import Rounds
 
 Mode = Literal["On", "Off"]
+DraftKv = Literal["Cold", "Warm"]
+
+#: Time in seconds between two probes at first, doubled by each that changes nothing.
+FIRST_WAIT: Final = 60.0
+#: Seconds of lost throughput that an engine not yet known may cost.
+FIRST_CREDIT: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +29,7 @@ class Sample:
         queued: Requests waiting.
         capacity: Most requests that the engine runs at once, None if it does not say.
         tokens_total: Monotonic count of generated tokens, None if it does not say.
+        rounds: What the newest read-back says of decode rounds; may be older than the sample.
     """
 
     at: float
@@ -26,6 +38,157 @@ class Sample:
     queued: int
     capacity: int | None = None
     tokens_total: int | None = None
+    rounds: Rounds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What an engine is to do.
+
+    Attributes:
+        tiers: (smallest batch, steps), ascending, the first from batch 1; batches are those of
+            one data-parallel rank. One tier is on or off.
+        draft_kv: What steps 0 do to the draft's KV cache.
+    """
+
+    tiers: tuple[tuple[int, int], ...]
+    draft_kv: DraftKv = "Cold"
+
+    def steps_for(self, batch: int) -> int:
+        """The steps of a batch."""
+        return [steps for least, steps in self.tiers if least <= max(batch, 1)][-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a decision rests on beside the pod's own readings.
+
+    Attributes:
+        steps: Step counts that the engine has prepared, 0 among them.
+        ranks: Data-parallel ranks of the pod; tiers and curves are about the batch of one.
+        curve: A curve known beforehand, None if there is none.
+        knowledge: What the pods of the SpecServe have learnt together.
+        may_probe: Whether a probe may begin; no when another pod is at it.
+    """
+
+    steps: tuple[int, ...] = (0, 3)
+    ranks: int = 1
+    curve: Curve | None = None
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    may_probe: bool = True
+
+    @property
+    def deepest(self) -> int:
+        """The largest step count."""
+        return max(self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A short look at a step count that is not in use.
+
+    Attributes:
+        steps: The one looked at.
+        began: When.
+        verifies: Verifies at these steps before it began.
+        back: What the engine did before, and does again if the probe changes nothing.
+        known: Whether the break-even there was known before.
+        why: What it is for.
+    """
+
+    steps: int
+    began: float
+    verifies: int
+    back: Setting
+    known: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """When to look at step counts that are not in use, and what that may cost.
+
+    Attributes:
+        active: The probe under way, None if there is none.
+        after: When the next may begin.
+        wait: Time in seconds to the one after.
+        credit: Seconds of lost throughput that may be spent.
+        credited: When `credit` was last reckoned, None before the first probe.
+    """
+
+    active: Probe | None = None
+    after: float = -math.inf
+    wait: float = FIRST_WAIT
+    credit: float = FIRST_CREDIT
+    credited: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens won under one step count at a like load.
+
+    Attributes:
+        per_request: Tokens per second and running request, the newest weighing most.
+        batch: Running requests, likewise.
+        seconds: Time behind it.
+    """
+
+    per_request: float
+    batch: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A flip whose effect is being watched.
+
+    Attributes:
+        before: The rate before it.
+        back: What the engine did before.
+        at: When it was.
+        predicted: Tokens per second after over before, as predicted; None under Threshold.
+    """
+
+    before: Rate
+    back: Setting
+    at: float
+    predicted: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A mode that holds because leaving it made things worse.
+
+    Attributes:
+        until: When it ends.
+        batch: The load it holds at.
+        why: What was seen.
+    """
+
+    until: float
+    batch: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The throughput watched for the effect of flips.
+
+    Attributes:
+        base: Time and token count that the next reading is compared with, None without any.
+        rate: Under the present setting, None before there is one.
+        trial: The last flip until it has been judged.
+        frozen: The mode held after a flip that was taken back.
+        seen: Tokens per second after over before the last judged flip, None before.
+        predicted: The same as predicted, None if it was not.
+    """
+
+    base: tuple[float, int] | None = None
+    rate: Rate | None = None
+    trial: Trial | None = None
+    frozen: Frozen | None = None
+    seen: float | None = None
+    predicted: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +205,18 @@ class Memory:
         stalled_since: First reading with requests queued, none running and no token made.
         stalled: Whether that lasted long enough to call the engine stalled.
         tokens: Latest known token count; the base for the next comparison.
+        read: When the latest read-back taken into account was read, None before the first.
+        counts: Drafts accepted of late.
+        ineffective: Read-backs in a row with traffic and hardly any draft accepted.
+        crashes: Times at which the engine ended while it speculated, within the last hour.
+        crashed: Whether that happened too often to speculate again.
+        ordered: What the last verdict had the engine do, None before the first.
+        table: Tiers of the BreakEven strategy, empty before the first.
+        tabled: When the table last changed.
+        weighed: Read-back and batch bucket that the table was made for.
+        off_lasted: Mean length of the last offs in seconds, None before the first.
+        probing: Probes.
+        watch: Throughput before and after flips.
     """
 
     mode: Mode | None = None
@@ -53,6 +228,18 @@ class Memory:
     stalled_since: float | None = None
     stalled: bool = False
     tokens: int | None = None
+    read: float | None = None
+    counts: Counts = field(default_factory=Counts)
+    ineffective: int = 0
+    crashes: tuple[float, ...] = ()
+    crashed: bool = False
+    ordered: Setting | None = None
+    table: tuple[tuple[int, int], ...] = ()
+    tabled: float = -math.inf
+    weighed: tuple[float | None, int] | None = None
+    off_lasted: float | None = None
+    probing: Probing = field(default_factory=Probing)
+    watch: Watch = field(default_factory=Watch)
 
     @classmethod
     def start(cls) -> Self:
@@ -60,17 +247,24 @@ class Memory:
         return cls()
 
     @classmethod
-    def resume(cls, mode: Mode | None, since: float | None) -> Self:
+    def resume(
+        cls,
+        mode: Mode | None,
+        since: float | None,
+        tiers: tuple[tuple[int, int], ...] = (),
+    ) -> Self:
         """Memory after an operator restart.
 
         Args:
             mode: What the engine's read-back says, None if it does not say.
             since: Last recorded switch on the caller's clock, None if none is on record.
+            tiers: The table that the engine follows, as in `Setting`; empty if it has none.
         """
+        ordered = Setting(tiers) if tiers else None
         if mode is None or since is None:
-            return cls(mode=mode)
+            return cls(mode=mode, ordered=ordered, table=tiers)
         # Earlier flips are lost with the old process; the one on record still counts.
-        return cls(mode=mode, since=since, flips=(since,))
+        return cls(mode=mode, since=since, flips=(since,), ordered=ordered, table=tiers)
 
     def reboot(self) -> Self:
         """Memory for the next process of the same engine: decisions stay, readings do not."""
@@ -82,6 +276,11 @@ class Memory:
             stalled_since=None,
             stalled=False,
             tokens=None,
+            read=None,
+            counts=replace(self.counts, base=()),
+            weighed=None,
+            probing=replace(self.probing, active=None),
+            watch=Watch(frozen=self.watch.frozen),
         )
 
     def age(self, now: float) -> float | None:
@@ -98,9 +297,19 @@ class Verdict:
         code: Machine reason; flows unchanged into condition, event, log and metric label.
         reason: The same for people: one line with the numbers.
         flip: Whether this decision changed a mode that was known before.
+        setting: What the engine is to do, None to leave it as it is.
+        fallback: What it is to do once nobody renews the order, None for the same.
+        probe: Whether the setting is a short look that ends by itself.
+        recheck: Seconds after which to read the engine and to decide again; None: as usual.
+        numbers: What the reason rests on, by name.
     """
 
     mode: Mode | None
     code: str
     reason: str
     flip: bool
+    setting: Setting | None = None
+    fallback: Setting | None = None
+    probe: bool = False
+    recheck: float | None = None
+    numbers: tuple[tuple[str, float], ...] = ()

@@ -45,6 +45,18 @@ def propose(policy: api.Policy, sample: Sample) -> Proposal:
     return Proposal(None, "WithinBand", between)
 
 
+def tiers(policy: api.Policy, deepest: int) -> tuple[tuple[int, int], ...]:
+    """What on means without a curve: the policy's table, or one step count for all batches.
+
+    Args:
+        policy: The policy.
+        deepest: The step count if the policy names none.
+    """
+    if policy.tiers:
+        return tuple(sorted((tier.min_batch, tier.steps) for tier in policy.tiers))
+    return ((1, deepest if policy.steps is None else policy.steps),)
+
+
 def unreachable(policy: api.Policy, capacity: int | None) -> str | None:
     """Why one of the bounds can never be passed, with what to change; None if both can.
 

@@ -1,0 +1,225 @@
+"""The BreakEven strategy: which step count wins most tokens a second, by batch size.
+
+With `s` draft steps a request wins `a_s` tokens in a round that takes `r_s(B)` plain ones, so its
+value is `a_s / r_s(B)`, 1 for off. The best is chosen for each batch bucket; a bucket about which
+nothing is known keeps what the Threshold strategy does there, and no bucket is judged by its
+neighbours: `r` is not monotonic.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, Literal
+
+from specserve import api
+from specserve.policy import threshold
+from specserve.policy.acceptance import Acceptance
+from specserve.policy.curve import across
+from specserve.policy.rounds import BUCKETS, LARGEST_BATCH, bucket_of
+from specserve.policy.state import Context, Memory, Sample
+
+#: Age in seconds up to which a pod's own acceptance is taken before a newer one of another pod.
+OWN: Final = 10.0
+#: Largest batch that is weighed if the engine does not say how many requests it runs at most.
+LARGEST: Final = 1024
+
+Tiers = tuple[tuple[int, int], ...]
+Source = Literal["Live", "Estimate", "Calibrated", "Profile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What one step count is worth at one batch.
+
+    Attributes:
+        steps: Draft steps, above 0.
+        length: Acceptance length, expected at these steps.
+        ratio: Break-even acceptance length `r_s(B)`.
+        source: Where `ratio` is from; Estimate is from live rounds of another step count.
+    """
+
+    steps: int
+    length: float
+    ratio: float
+    source: Source
+
+    @property
+    def value(self) -> float:
+        """Tokens per second over those of a live pod that is off."""
+        return self.length / self.ratio
+
+
+def batch_of(context: Context, sample: Sample) -> int:
+    """The batch that the demand amounts to in one data-parallel rank: queued requests count."""
+    demand = sample.running + sample.queued
+    if sample.capacity is not None:
+        demand = min(demand, sample.capacity)
+    return max(1, -(-demand // max(context.ranks, 1)))
+
+
+def acceptance_of(memory: Memory, context: Context, now: float) -> Acceptance | None:
+    """The traffic's acceptance: the pod's own while it is fresh, else the newest of any pod."""
+    own, other = memory.counts.acceptance, context.knowledge.acceptance
+    if own is None or (other is not None and other.at > own.at and now - own.at > OWN):
+        return other
+    return own
+
+
+def ratio(context: Context, batch: int, steps: int) -> tuple[float, Source] | None:
+    """`r_s(B)` from the best source there is, None if nothing is known about this batch."""
+    live = context.knowledge.ratio(batch, steps)
+    if live is not None:
+        return live, "Live"
+    others = {
+        other: known
+        for other in context.steps
+        if other and (known := context.knowledge.ratio(batch, other)) is not None
+    }
+    if others:
+        return across(others, steps), "Estimate"
+    if context.curve is not None:
+        return context.curve.ratio(batch, steps), context.curve.kind
+    return None
+
+
+def weigh(context: Context, acceptance: Acceptance | None, batch: int, steps: int) -> Arm | None:
+    """What a step count above 0 is worth at a batch, None if that is not known."""
+    if acceptance is None or steps not in context.steps:
+        return None
+    known = ratio(context, batch, steps)
+    return None if known is None else Arm(steps, acceptance.length(steps), *known)
+
+
+def arms(context: Context, acceptance: Acceptance | None, batch: int) -> tuple[Arm, ...]:
+    """All step counts above 0 whose worth at a batch is known."""
+    found = (weigh(context, acceptance, batch, steps) for steps in context.steps if steps)
+    return tuple(arm for arm in found if arm is not None)
+
+
+def value_of(known: tuple[Arm, ...], steps: int) -> float | None:
+    """Worth of a step count among `arms`, 1 for off, None if not known."""
+    if steps == 0:
+        return 1.0
+    return next((arm.value for arm in known if arm.steps == steps), None)
+
+
+def best(
+    policy: api.Policy,
+    context: Context,
+    acceptance: Acceptance | None,
+    batch: int,
+    present: int,
+) -> int:
+    """The step count to have at a batch: the present one unless another is clearly better.
+
+    Clearly: by the margin and one standard error of the acceptance. Step counts never timed here
+    are left to probes.
+    """
+    known = arms(context, acceptance, batch)
+    if acceptance is None or not known:
+        return present
+    worth = value_of(known, present)
+    if worth is None:
+        return present
+    tried = [arm for arm in known if arm.source != "Estimate"]
+    challenger = max(((arm.value, arm.steps) for arm in tried), default=(0.0, 0))
+    challenger = max(challenger, (1.0, 0))
+    error = acceptance.error(max(challenger[1], present))
+    needed = worth * (1 + policy.break_even.margin_percent / 100) * (1 + error)
+    return challenger[1] if challenger[0] > needed else present
+
+
+def default(policy: api.Policy, context: Context) -> Tiers:
+    """What the Threshold strategy does by batch."""
+    below = threshold.tiers(policy, context.deepest)
+    off = policy.threshold.off_above // max(context.ranks, 1) + 1
+    kept = tuple(tier for tier in below if tier[0] < off)
+    return (*kept, (off, 0)) if kept else ((1, 0),)
+
+
+def table(
+    policy: api.Policy,
+    context: Context,
+    acceptance: Acceptance | None,
+    base: Tiers,
+    sample: Sample,
+) -> Tiers:
+    """Tiers for all batches, made from those in force.
+
+    The buckets beside that of the current batch are given its steps: a load that wavers around
+    their border must not have the engine switch to and fro.
+    """
+    batch = batch_of(context, sample)
+    here = BUCKETS.index(bucket_of(batch))
+    largest = LARGEST
+    if sample.capacity is not None:
+        largest = max(1, sample.capacity // max(context.ranks, 1))
+    at_batch = best(policy, context, acceptance, batch, steps_at(base, batch))
+    wanted: list[tuple[int, int]] = []
+    least = 1
+    for index, bucket in enumerate(BUCKETS):
+        if least > largest:
+            break
+        if abs(index - here) <= 1:
+            steps = at_batch
+        else:
+            steps = best(policy, context, acceptance, bucket, steps_at(base, bucket))
+        wanted.append((least, steps))
+        least = bucket + 1
+    return merged(wanted)
+
+
+def merged(tiers: list[tuple[int, int]]) -> Tiers:
+    """Tiers without those that repeat the one before."""
+    return tuple(next(group) for _, group in groupby(tiers, key=lambda tier: tier[1]))
+
+
+def steps_at(tiers: Tiers, batch: int) -> int:
+    """The steps of a batch."""
+    return [steps for least, steps in tiers if least <= min(batch, LARGEST_BATCH)][-1]
+
+
+def numbers(known: tuple[Arm, ...], batch: int, sample: Sample) -> tuple[tuple[str, float], ...]:
+    """What a decision rests on, by name."""
+    load = (
+        ("running", float(sample.running)),
+        ("queued", float(sample.queued)),
+        ("batch", float(batch)),
+    )
+    weighed = tuple(
+        item
+        for arm in known
+        for item in (
+            (f"accept@{arm.steps}", round(arm.length, 3)),
+            (f"breakEven@{arm.steps}", round(arm.ratio, 3)),
+            (f"value@{arm.steps}", round(arm.value, 3)),
+        )
+    )
+    return load + weighed
+
+
+def words(known: tuple[Arm, ...], steps: int, batch: int) -> tuple[str, str]:
+    """Why `steps` is right at a batch, as (code, words); `known` must not be empty."""
+    if steps == 0:
+        arm = max(known, key=lambda arm: arm.value)
+        code, relation = "BelowBreakEven", "below"
+    else:
+        arm = next((arm for arm in known if arm.steps == steps), known[-1])
+        code, relation = "AboveBreakEven", "above"
+    where = f"at {batch} in flight"
+    if (arm.value > 1) != (steps > 0):
+        return "WithinMargin", (
+            f"acceptance {arm.length:.2f} within the margin of break-even {arm.ratio:.2f} {where}"
+        )
+    depth = f", {arm.steps} steps" if len(known) > 1 else ""
+    source = "" if arm.source == "Live" else f" ({_SOURCES[arm.source]})"
+    return code, (
+        f"acceptance {arm.length:.2f} {relation} break-even {arm.ratio:.2f}{source} {where}{depth}"
+    )
+
+
+_SOURCES: Final[dict[Source, str]] = {
+    "Live": "live rounds",
+    "Estimate": "from other step counts",
+    "Calibrated": "calibrated",
+    "Profile": "profile",
+}

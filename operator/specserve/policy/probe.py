@@ -1,0 +1,236 @@
+"""Short looks at step counts that are not in use, so that what is known does not go out of date.
+
+Off, nobody sees the acceptance; on, nobody sees what a plain round takes. A probe runs the missing
+arm until it has told enough, about a second, and the engine then goes back unless it was better.
+None is made where no outcome could change the decision, each is paid from a credit that accrues
+as a small share of throughput, and each that changes nothing doubles the time to the next.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from specserve import api
+from specserve.policy import breakeven, guard
+from specserve.policy.acceptance import Acceptance
+from specserve.policy.state import (
+    FIRST_CREDIT,
+    FIRST_WAIT,
+    Context,
+    Memory,
+    Probe,
+    Probing,
+    Sample,
+)
+
+#: Longest time in seconds between two probes.
+LONGEST_WAIT: Final = 480.0
+#: Seconds from one look at a probe to the next.
+LOOK: Final = 0.25
+#: Verifies that tell the acceptance well enough for a decision.
+ENOUGH_VERIFIES: Final = 120
+#: Longest time of a probe in seconds, and of one that must learn what a round takes.
+LONGEST: Final = (2.0, 6.0)
+#: Seconds under one setting before a probe of another.
+SETTLED: Final = 3.0
+#: Time in seconds that a probe is reckoned to take before it begins.
+TYPICAL: Final = 1.0
+#: Share of throughput that a step count loses of which nothing is known.
+UNKNOWN_LOSS: Final = 0.6
+#: Age in seconds at which a plain round time is looked at again, where it matters.
+AGED: Final = 600.0
+#: Worth of the present steps from which no drift of a plain round is expected to change the mode.
+SAFE: Final = 1.25
+#: Flips of the budget that probes leave to decisions.
+RESERVED: Final = 4
+
+
+def credit(policy: api.Policy, probing: Probing, now: float) -> float:
+    """Seconds of lost throughput that may be spent at `now`."""
+    if probing.credited is None:
+        return probing.credit
+    share = policy.break_even.probe_budget_permille / 1000
+    return min(FIRST_CREDIT, probing.credit + share * max(0.0, now - probing.credited))
+
+
+def due(
+    policy: api.Policy,
+    memory: Memory,
+    sample: Sample,
+    context: Context,
+    now: float,
+    *,
+    present: int,
+) -> Probe | None:
+    """The probe to begin now, None if there is none.
+
+    Args:
+        policy: The policy in force.
+        memory: The pod's.
+        sample: A fresh reading.
+        context: What else is known.
+        now: The time.
+        present: Steps in force at the current batch.
+    """
+    probing = memory.probing
+    if (
+        policy.mode != "Auto"
+        or not policy.break_even.probe_budget_permille
+        or not context.may_probe
+        or probing.active is not None
+        or memory.ordered is None
+        or memory.watch.frozen is not None
+        or memory.watch.trial is not None
+        or sample.running == 0
+        or now < probing.after
+        or now < memory.since + SETTLED
+        or guard.refusal(policy, memory, now) is not None
+        or policy.max_flips_per_hour - len(guard.recent(memory.flips, now)) < RESERVED + 2
+    ):
+        return None
+    acceptance = breakeven.acceptance_of(memory, context, now)
+    batch = breakeven.batch_of(context, sample)
+    if present == 0:
+        chosen = _look_on(policy, context, acceptance, batch, now, probing.wait)
+    else:
+        chosen = _look_else(policy, context, acceptance, batch, now, present)
+    if chosen is None:
+        return None
+    steps, why = chosen
+    known = context.knowledge.ratio(batch, steps or present) is not None
+    if _loss(context, acceptance, batch, steps, present) * TYPICAL > credit(policy, probing, now):
+        return None
+    verifies = sum(e.verifies for e in memory.counts.base if e.steps == steps)
+    return Probe(steps, now, verifies, memory.ordered, known, why)
+
+
+def _look_on(
+    policy: api.Policy,
+    context: Context,
+    acceptance: Acceptance | None,
+    batch: int,
+    now: float,
+    wait: float,
+) -> tuple[int, str] | None:
+    """What to look at while off."""
+    if context.knowledge.time(batch, 0) is None:
+        return None  # it is being learnt
+    deepest = context.deepest
+    known = {
+        steps: ratio[0]
+        for steps in context.steps
+        if steps and (ratio := breakeven.ratio(context, batch, steps)) is not None
+    }
+    needed = 1 + policy.break_even.margin_percent / 100
+    if not known:
+        return deepest, "what a round with drafts takes here is not known"
+    if all((steps + 1) / ratio <= needed for steps, ratio in known.items()):
+        return None  # not even with every draft accepted
+    if acceptance is None or now - acceptance.at >= wait:
+        return deepest, "acceptance is not known" if acceptance is None else (
+            f"acceptance was last seen {guard.seconds(now - acceptance.at)} ago"
+        )
+    if context.knowledge.ratio(batch, deepest) is None:
+        return deepest, "the curve has not been checked here"
+    return _untried(context, acceptance, batch, needed)
+
+
+def _look_else(
+    policy: api.Policy,
+    context: Context,
+    acceptance: Acceptance | None,
+    batch: int,
+    now: float,
+    present: int,
+) -> tuple[int, str] | None:
+    """What to look at while on."""
+    knowledge = context.knowledge
+    if knowledge.time(batch, present) is None or acceptance is None:
+        return None  # it is being learnt
+    if knowledge.ratio(batch, present) is None:
+        return 0, "what a plain round takes here is not known"
+    arm = breakeven.weigh(context, acceptance, batch, present)
+    plain = knowledge.time(batch, 0)
+    if arm is not None and arm.value < SAFE and (plain is None or now - plain.seen > AGED):
+        return 0, "what a plain round takes here was last seen long ago"
+    worth = 1.0 if arm is None else arm.value
+    return _untried(
+        context, acceptance, batch, worth * (1 + policy.break_even.margin_percent / 100)
+    )
+
+
+def _untried(
+    context: Context, acceptance: Acceptance, batch: int, needed: float
+) -> tuple[int, str] | None:
+    """A step count never timed here that is expected to be better than `needed`."""
+    expected = [
+        arm
+        for arm in breakeven.arms(context, acceptance, batch)
+        if arm.source == "Estimate" and arm.value > needed
+    ]
+    if not expected:
+        return None
+    arm = max(expected, key=lambda arm: arm.value)
+    return arm.steps, f"{arm.steps} steps are expected to be better"
+
+
+def _loss(
+    context: Context, acceptance: Acceptance | None, batch: int, steps: int, present: int
+) -> float:
+    """Share of throughput that a probe of `steps` may lose: nothing accepted if it speculates."""
+    if steps == 0:
+        arm = breakeven.weigh(context, acceptance, batch, present)
+        return UNKNOWN_LOSS if arm is None else max(0.0, 1 - 1 / arm.value)
+    ratio = breakeven.ratio(context, batch, steps)
+    return UNKNOWN_LOSS if ratio is None else max(0.0, 1 - 1 / ratio[0])
+
+
+def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: float) -> bool:
+    """Whether a probe has told enough, or has taken long enough."""
+    lasted = now - probe.began
+    if lasted >= LONGEST[0 if probe.known else 1] or sample.running == 0:
+        return True
+    batch = breakeven.batch_of(context, sample)
+    timed = context.knowledge.time(batch, probe.steps)
+    fresh = timed is not None and timed.seen > probe.began
+    # A round time known from before will do where only the acceptance was asked for.
+    if not fresh and not (probe.known and probe.steps and timed is not None):
+        return False
+    if probe.steps == 0:
+        return True
+    seen = sum(e.verifies for e in memory.counts.base if e.steps == probe.steps)
+    return seen - probe.verifies >= ENOUGH_VERIFIES
+
+
+def begun(probing: Probing, probe: Probe) -> Probing:
+    """Probing with a probe under way."""
+    return replace(probing, active=probe)
+
+
+def ended(
+    policy: api.Policy, probing: Probing, now: float, *, loss: float, changed: bool
+) -> Probing:
+    """Probing after a probe.
+
+    Args:
+        policy: The policy in force.
+        probing: Before.
+        now: The time.
+        loss: Share of throughput that it lost.
+        changed: Whether it changed the decision.
+    """
+    probe = probing.active
+    lasted = 0.0 if probe is None else now - probe.began
+    wait = FIRST_WAIT if changed else min(probing.wait * 2, LONGEST_WAIT)
+    return replace(
+        probing,
+        active=None,
+        after=now + (FIRST_WAIT if changed else probing.wait),
+        wait=wait,
+        credit=credit(policy, probing, now) - lasted * max(0.0, loss),
+        credited=now,
+    )
+
+
+def restarted(probing: Probing, now: float) -> Probing:
+    """Probing after a decision that was no probe's: short waits again."""
+    return replace(probing, active=None, after=now + FIRST_WAIT, wait=FIRST_WAIT)
