@@ -1,4 +1,8 @@
-"""The command line: parsing and printing only."""
+"""The command line: parsing and printing only.
+
+Every subcommand brings its own parser and loads what it works with only when it is run: the
+operator needs no benchmark, and a benchmark no cluster.
+"""
 
 import argparse
 import asyncio
@@ -8,9 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from specserve import operator, telemetry
-from specserve.kube import NoCluster
-from specserve.leader import LeadershipLost
+from specserve.bench import command as bench
 from specserve.settings import PREFIX, BadSetting, Settings
 
 
@@ -21,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=version("specserve"))
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser(
+    operate = commands.add_parser(
         "run",
         help="run the operator",
         description="Run the operator until SIGTERM. It reaches the API server as the service "
@@ -29,11 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="Settings come from the environment: "
         + ", ".join(PREFIX + name.upper() for name in Settings.model_fields),
     )
-    parser.parse_args(argv)
-    return _run()
+    operate.set_defaults(run=_run)
+    bench.add_parser(commands)
+    options = parser.parse_args(argv)
+    code: int = options.run(options)
+    return code
 
 
-def _run() -> int:
+def _run(_: argparse.Namespace) -> int:
+    from specserve import operator, telemetry  # noqa: PLC0415 - see above
+    from specserve.kube import NoCluster  # noqa: PLC0415
+    from specserve.leader import LeadershipLost  # noqa: PLC0415
+
     try:
         settings = Settings.from_environ(os.environ)
     except BadSetting as error:

@@ -1,0 +1,111 @@
+"""Where a server is and what opens it: the options that all commands against a URL share."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from specserve import names
+
+ENV_API_KEY = "SPECSERVE_API_KEY"
+ENV_TOKEN = "SPECSERVE_PLUGIN_TOKEN"  # noqa: S105 - the name of a variable
+
+
+class BadOption(ValueError):
+    """An option that cannot be used; the message names it and says what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A server and the keys to it.
+
+    Attributes:
+        url: Of the serving routes, without a slash at its end.
+        admin_url: Of the plugin's listener, likewise.
+        api_key: User key of the serving routes, None if they are open.
+        token: Plugin token, None if there is none to send.
+    """
+
+    url: str
+    admin_url: str
+    api_key: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where the server is."""
+    group = parser.add_argument_group("the server")
+    group.add_argument(
+        "--url",
+        required=True,
+        metavar="URL",
+        help="serving address, such as http://10.0.0.5:30000",
+    )
+    group.add_argument(
+        "--admin-url",
+        metavar="URL",
+        help="address of the plugin's listener (default: the host of --url, port "
+        f"{names.PORT_ADMIN})",
+    )
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file with the server's API key (or set {ENV_API_KEY}); keys are not taken as "
+        "options, which every user of the machine could read",
+    )
+    group.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file with the plugin token (or set {ENV_TOKEN}); in a cluster it is the key "
+        f"{names.KEY_PLUGIN_TOKEN} of the Secret NAME-credentials",
+    )
+
+
+def connection_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Connection:
+    """The connection that options and environment ask for.
+
+    Raises:
+        BadOption: A URL is no URL, or a file cannot be read.
+    """
+    url = base_url("--url", options.url)
+    return Connection(
+        url=url,
+        admin_url=base_url("--admin-url", options.admin_url) if options.admin_url else _admin(url),
+        api_key=_secret("--api-key-file", options.api_key_file, environ.get(ENV_API_KEY)),
+        token=_secret("--token-file", options.token_file, environ.get(ENV_TOKEN)),
+    )
+
+
+def base_url(option: str, text: str) -> str:
+    """A URL without user, query and closing slash; bare host:port is taken as http.
+
+    Raises:
+        BadOption: It is none.
+    """
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = parts.port
+    except ValueError:
+        raise BadOption(f"{option}: {text!r} has no valid port") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise BadOption(f"{option}: {text!r} is no address like http://127.0.0.1:30000")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    place = host if port is None else f"{host}:{port}"
+    return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", "")).removesuffix("/v1")
+
+
+def _admin(url: str) -> str:
+    host = urlsplit(url).hostname or ""
+    return f"http://{f'[{host}]' if ':' in host else host}:{names.PORT_ADMIN}"
+
+
+def _secret(option: str, file: Path | None, otherwise: str | None) -> str | None:
+    if file is None:
+        return otherwise or None
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOption(f"{option}: {file}: {getattr(error, 'strerror', error)}") from None
