@@ -27,7 +27,7 @@ class Reading:
     """The load of one pod.
 
     Attributes:
-        stamp: The engine's own time of the numbers, in seconds; None where it gives none.
+        stamp: Time of the numbers by the clock of who took them, in seconds; None if not given.
         running: Requests in the batch, all data-parallel ranks added up.
         queued: Requests waiting, likewise.
         capacity: Most requests that can run at once, likewise; None if not reported.
@@ -37,6 +37,7 @@ class Reading:
     """
 
     stamp: float | None
+        age: Seconds since the numbers were taken; 0 where the engine was asked itself.
     running: int
     queued: int
     capacity: int | None
@@ -46,6 +47,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+    age: float = 0.0
 class MetricNames:
     """Names of the three series in `/metrics`, in the spelling with a colon or an underscore."""
 
@@ -123,8 +125,8 @@ def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Rea
     if missing:
         looked_for = " and ".join(f"{name} or {_plain(name)}" for name in missing)
         raise Unreadable(f"/metrics has no series {looked_for}")
-    running = _total(found[_plain(names.running)], names.running)
-    queued = _total(found[_plain(names.queued)], names.queued)
+    running = total(found[_plain(names.running)], names.running)
+    queued = total(found[_plain(names.queued)], names.queued)
     tokens = found[_plain(names.tokens)]
     shares = {labels.get("dp_rank", "") for labels, _ in found[_plain(names.running)]}
     return Reading(
@@ -132,7 +134,7 @@ def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Rea
         running=running,
         queued=queued,
         capacity=None,
-        tokens_total=_total(tokens, names.tokens) if tokens else None,
+        tokens_total=total(tokens, names.tokens) if tokens else None,
         ranks=len(shares),
     )
 
@@ -166,7 +168,72 @@ def checked_read_back(body: Any) -> dict[str, Any]:
             for field in fields:
                 if not _countable(item.get(field) or 0):
                     raise Unreadable(f"the read-back's {field} is no count")
-    return body
+    for row in acceptance:
+        accepted = row.get("accepted") or []
+        if not isinstance(accepted, list) or not all(_countable(count) for count in accepted):
+            raise Unreadable("the read-back's accepted is no list of counts")
+
+
+def rounds(body: Mapping[str, Any], at: float) -> Rounds:
+    """What a read-back says of decode rounds, its data-parallel groups put together.
+
+    Of a round time the group with the most rounds behind it speaks; accepted drafts add up. The
+    engine's times become the operator's by the group's own `at`: no clocks are compared.
+
+    Args:
+        body: As `checked_read_back` returned it.
+        at: When it was read, seconds on the operator's clock.
+    """
+    cells: dict[tuple[int, int], Cell] = {}
+    acceptance: dict[int, Accepted] = {}
+    for group in body.get("groups") or ():
+        for cell in _cells(group, at):
+            known = cells.get((cell.bucket, cell.steps))
+            if known is None or cell.rounds > known.rounds:
+                cells[cell.bucket, cell.steps] = cell
+        for row in _accepted(group):
+            known_row = acceptance.get(row.steps)
+            acceptance[row.steps] = row if known_row is None else _together(known_row, row)
+    return Rounds(
+        at=at,
+        cells=tuple(cells[key] for key in sorted(cells)),
+        acceptance=tuple(acceptance[steps] for steps in sorted(acceptance)),
+        tokens_total=tokens_total(body),
+    )
+
+
+def tokens_total(body: Mapping[str, Any]) -> int | None:
+    """Tokens made so far by a read-back, None unless every group says."""
+    totals = [group.get("tokensTotal") for group in body.get("groups") or ()]
+    known = [total for total in totals if isinstance(total, int)]
+    return sum(known) if known and len(known) == len(totals) else None
+
+
+def _cells(group: Mapping[str, Any], at: float) -> Iterable[Cell]:
+    now = group.get("at")
+    for stat in group.get("stats") or ():
+        bucket, steps, seconds, seen = (
+            stat.get(name) for name in ("batchBucket", "steps", "medianRoundSeconds", "lastSeen")
+        )
+        if None not in (now, bucket, steps, seconds, seen) and bucket >= 1 and seconds > 0:
+            age = max(0.0, now - seen)
+            count = int(stat.get("rounds") or 0)
+            yield Cell(int(bucket), int(steps), count, float(seconds), at - age)
+
+
+def _accepted(group: Mapping[str, Any]) -> Iterable[Accepted]:
+    """Rows of the counts, those left out that contradict themselves."""
+    for row in group.get("acceptance") or ():
+        steps, verifies = int(row.get("steps") or 0), int(row.get("verifies") or 0)
+        accepted = tuple(int(count) for count in row.get("accepted") or ())
+        falling = all(a >= b for a, b in pairwise((verifies, *accepted)))
+        if steps > 0 and len(accepted) == steps and falling:
+            yield Accepted(steps, verifies, accepted)
+
+
+def _together(one: Accepted, other: Accepted) -> Accepted:
+    added = tuple(a + b for a, b in zip(one.accepted, other.accepted, strict=True))
+    return Accepted(one.steps, one.verifies + other.verifies, added)
 
 
 def _objects(body: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
@@ -176,8 +243,16 @@ def _objects(body: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     return items
 
 
-def _total(series: Iterable[tuple[Mapping[str, str], float]], name: str) -> int:
-    """Add up the shares, each the largest of its copies."""
+def total(series: Iterable[tuple[Mapping[str, str], float]], name: str) -> int:
+    """Add up the shares of one pod's count, each the largest of its copies.
+
+    Args:
+        series: Labels and value of each; labels that all share do not matter.
+        name: What is counted, for messages.
+
+    Raises:
+        Unreadable: A value is no count, or several processes made them.
+    """
     items = list(series)
     if len({labels.get("pid") for labels, _ in items}) > 1:
         # One of them may be of a process that is no more, and nothing says which.
@@ -188,13 +263,13 @@ def _total(series: Iterable[tuple[Mapping[str, str], float]], name: str) -> int:
     for labels, value in whole or items:
         if not _countable(value):
             raise Unreadable(f"{name} is {value}")
-        share = frozenset(item for item in labels.items() if not _copies(item[0]))
+        share = frozenset(item for item in labels.items() if not tells_copies_apart(item[0]))
         shares[share] = max(value, shares.get(share, 0.0))
     return round(sum(shares.values()))
 
 
-def _copies(label: str) -> bool:
-    """Whether the label tells copies of one value apart: tp_rank, pp_rank, moe_ep_rank."""
+def tells_copies_apart(label: str) -> bool:
+    """Whether series that differ by the label are copies: tp_rank, pp_rank, moe_ep_rank."""
     return label.endswith("_rank") and label != "dp_rank"
 
 

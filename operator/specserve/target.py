@@ -5,6 +5,29 @@ from dataclasses import dataclass, field
 from specserve import api
 from specserve.observed import Key
 
+from specserve.policy import Curve
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a SpecServe shows to its Prometheus server.
+
+    Attributes:
+        token: Bearer token, None if there is none.
+        basic: User name and password, None if there are none.
+        authorities: Certificates in PEM that the server's must come from, None for the public
+            ones.
+        missing: What is missing of the Secrets; the server is not asked then.
+    """
+
+    token: str | None = None
+    basic: tuple[str, str] | None = None
+    authorities: str | None = None
+    missing: str = ""
+
+    def __repr__(self) -> str:
+        """Keep tokens and passwords out of logs and tracebacks."""
+        return "Access()"
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -19,6 +42,9 @@ class Target:
         model: Served model name.
         ranks: Data-parallel ranks of a pod.
         last_switch: Wall-clock time in seconds of the last switch on record, None if none.
+        curve: The break-even curve known beforehand, None if there is none that fits.
+        mode_until: Wall-clock time in seconds at which a pinned mode ends, None if it does not.
+        access: What to show to the Prometheus server of `policy.prometheus`.
     """
 
     key: Key
@@ -29,6 +55,9 @@ class Target:
     model: str
     ranks: int = 1
     last_switch: float | None = field(default=None, compare=False)
+    curve: Curve | None = None
+    mode_until: float | None = None
+    access: Access = Access()
 
     def __repr__(self) -> str:
         """Keep tokens and keys out of logs and tracebacks."""

@@ -283,9 +283,13 @@ def test_parents_of_defaults_have_defaults():
             found += walk(child, below)
         return found
 
-    # A reference to a Secret is not there unless somebody names one.
+    # A reference to a Secret or to a server is not there unless somebody names one.
     assert walk(schema.structural(SpecServeSpec), "spec") == [
         "spec.model.tokenSecretRef",
+        "spec.policy.prometheus",
+        "spec.policy.prometheus.bearerTokenSecretRef",
+        "spec.policy.prometheus.basicAuthSecretRef",
+        "spec.policy.prometheus.caSecretRef",
         "spec.engine.apiKeySecretRef",
     ]
 
