@@ -1,4 +1,4 @@
-"""What an engine's answers say: `/v1/loads` and `/metrics` to a `Reading`; the read-back's types.
+"""What an engine's answers say: `/v1/loads` and `/metrics` to a `Reading`, read-backs to `Rounds`.
 
 Shapes as real servers give them (SGLang 0.5.16 and 0.5.23). Pure: text and JSON in, values or
 `Unreadable` out. Absent, NaN or negative is never zero.
@@ -10,9 +10,12 @@ copies of their data-parallel rank's value, of which the largest counts.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeGuard
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from specserve.policy.rounds import Accepted, Cell, Rounds
 
 #: The largest count that every JSON reader keeps exact; what is above it counts nothing.
 _LARGEST = 2**53 - 1
@@ -34,20 +37,20 @@ class Reading:
         tokens_total: Tokens generated since the engine started; None if not reported.
         ranks: Data-parallel ranks that the numbers cover.
         cache_tokens: Tokens that the KV caches hold, all ranks added up; None if not reported.
+        age: Seconds since the numbers were taken; 0 where the engine was asked itself.
     """
 
     stamp: float | None
-        age: Seconds since the numbers were taken; 0 where the engine was asked itself.
     running: int
     queued: int
     capacity: int | None
     tokens_total: int | None
     ranks: int
     cache_tokens: int | None = None
+    age: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-    age: float = 0.0
 class MetricNames:
     """Names of the three series in `/metrics`, in the spelling with a colon or an underscore."""
 
@@ -155,14 +158,25 @@ def checked_read_back(body: Any) -> dict[str, Any]:
     lease = body.get("lease") or {}
     if not isinstance(lease, dict) or not _countable(lease.get("remainingSeconds") or 0):
         raise Unreadable("the read-back's lease is no lease")
+    _check_counts(body)
+    return body
+
+
+def _check_counts(body: Mapping[str, Any]) -> None:
     tiers = _objects(body, "tiers")
     groups = _objects(body, "groups")
     ranks = [rank for group in groups for rank in _objects(group, "ranks")]
     stats = [stat for group in groups for stat in _objects(group, "stats")]
+    acceptance = [row for group in groups for row in _objects(group, "acceptance")]
     for items, fields in (
-        (tiers, ("steps",)),
+        (tiers, ("minBatch", "steps")),
         (ranks, ("activeSteps", "decodeRounds")),
-        (stats, ("steps", "rounds", "acceptLength")),
+        (groups, ("at",)),
+        (
+            stats,
+            ("batchBucket", "steps", "rounds", "acceptLength", "medianRoundSeconds", "lastSeen"),
+        ),
+        (acceptance, ("steps", "verifies")),
     ):
         for item in items:
             for field in fields:
