@@ -16,19 +16,21 @@ import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric
 
-from specserve import api, policy, telemetry
+from specserve import api, decisions, gauges, policy, signals, telemetry
 from specserve.engine import KEEPALIVE, Endpoint, EngineError, EngineRefused, EngineUnreachable
+from specserve.fleet import FOLLOWED, Fleet, Sent, Steered, accept_length
 from specserve.observed import Key, Pod
 from specserve.pace import Pace
 from specserve.policy import Memory, Sample, Verdict, directive
+from specserve.prometheus import PrometheusError
 from specserve.signals import Reading
 from specserve.status import Engine
-from specserve.target import Notice, Target
+from specserve.target import Notice, Standing, Target
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +44,9 @@ BACKOFF = (0.5, 10.0)
 _REREAD = frozenset({"StaleEpoch", "EpochReused", "Rebooted", "Timeout"})
 #: Settings that are kept to be shared.
 SETTINGS_SHARED = 1000
-_KEPT = (
-    *("bootID", "epoch", "mode", "steps", "tiers", "draftKv", "fallback"),
-    *("controllable", "reason"),
-)
+#: Longest time in seconds between two read-backs of an engine under strategy BreakEven: round
+#: times and accepted drafts are what it decides by.
+BREAK_EVEN_READ_BACK = 2.0
 #: Rate at which readings that are due may start, over the rate that periods are stretched to: a
 #: backlog must shrink.
 HEADROOM = 1.1
@@ -74,61 +75,23 @@ class Engines(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Steered:
-    """One pod under regulation. Times are monotonic seconds unless named otherwise."""
-
-    pod: Pod
-    due: float
-    memory: Memory = field(default_factory=Memory.start)
-    sample: Sample | None = None
-    sample_error: tuple[str, str] | None = None
-    sample_failures: int = 0
-    ranks: int | None = None
-    cache_tokens: int | None = None
-    readback: dict[str, Any] | None = None
-    astray: str | None = None
-    read_at: float = 0.0
-    read_wanted: bool = True
-    lease_until: float = 0.0
-    control_error: tuple[str, str] | None = None
-    control_failures: int = 0
-    untaken: bool = False
-    retry_at: float = 0.0
-    epoch: int = 0
-    said: str = ""
-    verdict: Verdict | None = None
-    wanted: dict[str, Any] | None = None
-    ticking: bool = False
-    switching: asyncio.Task[None] | None = None
-    unproved: "_Sent | None" = None
-    unsure: bool = False
-    switched_at: float | None = None  # wall clock
-    switched_why: str = ""
-    accept: float | None = None
-    told: Engine | None = None
+#: Verdicts that are worth a warning when they begin.
+_WARNINGS = frozenset({"FlipReverted", "CrashedWhileOn"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A directive that changes the setting, until the engine is seen to do as it says.
+class Loads(Protocol):
+    """Where loads come from that the engines are not asked for themselves.
 
-    Attributes:
-        setting: What was wanted.
-        epoch: Its fence.
-        verdict: Why.
-        before: Whether the engine speculated when it was sent.
-        ours: Whether a directive was in force then; an engine that is taken over from its own
-            policy has not flipped.
-        announce: Whether the switch is news.
+    `specserve.prometheus.PrometheusClient` is the real one.
     """
 
-    setting: dict[str, Any]
-    epoch: int
-    verdict: Verdict
-    before: bool | None
-    ours: bool
-    announce: bool
+    async def load(self, target: Target, pod: str) -> Reading:
+        """Requests running and waiting in the pod of that name."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """Let go of a SpecServe."""
+        ...
 
 
 class Regulator:
@@ -136,6 +99,7 @@ class Regulator:
 
     Args:
         engines: How to talk to engines.
+        loads: Where loads come from under source Prometheus.
         holder: The installation's name in directives.
         samples_per_second: Most load readings a second; above it all periods stretch alike.
         read_back_seconds: Longest time between two read-backs of one engine.
@@ -148,6 +112,7 @@ class Regulator:
     def __init__(
         self,
         engines: Engines,
+        loads: Loads | None = None,
         *,
         holder: str,
         changed: Callable[[Key], None],
@@ -158,6 +123,7 @@ class Regulator:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._engines = engines
+        self._loads = loads
         self._holder = holder
         self._changed = changed
         self._notice = notice
@@ -166,8 +132,10 @@ class Regulator:
         self._clock = clock
         self._wall = wall
         self._targets: dict[Key, Target] = {}
-        self._pods: dict[Key, dict[str, _Steered]] = {}
-        self._heap: list[tuple[float, int, _Steered]] = []
+        self._fleets: dict[Key, Fleet] = {}
+        #: What is known of the override of all SpecServes.
+        self.standing = Standing()
+        self._heap: list[tuple[float, int, Steered]] = []
         self._order = 0
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -188,9 +156,12 @@ class Regulator:
         if old == target:
             return
         self._measure(target.key)
-        for steered in self._pods.get(target.key, {}).values():
+        for steered in self._fleet(target.key).pods.values():
             if old is None or old.tokens != target.tokens:
                 steered.retry_at = 0.0
+            if old is not None and old.draft != target.draft:
+                # What another draft did to the engine says nothing about this one.
+                steered.memory = replace(steered.memory, crashes=(), crashed=False)
             if steered.pod.usable:
                 self._schedule(steered, self._clock())
 
@@ -198,29 +169,45 @@ class Regulator:
         """Let go of a SpecServe: nothing more is sent to its pods."""
         if self._targets.pop(key, None) is not None:
             self._measure(key)
-        for steered in self._pods.get(key, {}).values():
+            if self._loads is not None:
+                self._loads.forget(key)
+        fleet = self._fleets.get(key)
+        if fleet is None:
+            return
+        for steered in fleet.pods.values():
             self._interrupt(steered)
+        if not fleet.pods:
+            del self._fleets[key]
+
+    def override(self, standing: Standing) -> None:
+        """Take in a mode that stands above all policies, or that there is none any more."""
+        moved = standing.override != self.standing.override
+        self.standing = standing
+        for key, fleet in self._fleets.items():
+            self._changed(key)
+            for steered in fleet.usable if moved else ():
+                self._schedule(steered, self._clock() + self._spread())
 
     def observe(self, old: Pod | None, new: Pod | None) -> None:
         """Take in a pod that appeared, changed or vanished."""
         pod = new or old
         if pod is None:
             return
-        fleet = self._pods.setdefault(pod.key, {})
-        steered = fleet.get(pod.uid)
+        fleet = self._fleet(pod.key)
+        steered = fleet.pods.get(pod.uid)
         if new is None or not new.alive:
             if steered is not None:
-                del fleet[pod.uid]
+                del fleet.pods[pod.uid]
                 # A tick that is under way must find that there is nothing left to steer.
                 steered.pod = replace(pod, usable=False, alive=False)
                 steered.due = float("inf")
                 self._interrupt(steered)
                 self._measure(pod.key)
-            if not fleet:
-                del self._pods[pod.key]
+            if not fleet.pods and pod.key not in self._targets:
+                del self._fleets[pod.key]
             return
         if steered is None:
-            steered = fleet[pod.uid] = _Steered(new, due=float("inf"))
+            steered = fleet.pods[pod.uid] = Steered(new, due=float("inf"))
             self._measure(new.key)
             if new.usable:
                 self._schedule(steered, self._clock() + self._spread())
@@ -229,27 +216,45 @@ class Regulator:
         returned = new.usable and not steered.pod.usable
         steered.pod = new
         if rebooted:
-            self._restart(steered)
+            self._ended(steered, by_itself=new.exit_code != 0)
         if new.usable and (rebooted or returned):
             steered.read_wanted = True
             self._schedule(steered, self._clock())
 
     def engines(self, key: Key) -> list[Engine]:
         """What is known of the usable pods of a SpecServe, for its status."""
-        target = self._targets.get(key)
-        return [
-            self._report(steered, target)
-            for steered in self._pods.get(key, {}).values()
-            if steered.pod.usable
-        ]
+        fleet, target = self._fleets.get(key), self._targets.get(key)
+        if fleet is None:
+            return []
+        now, patient = self._clock(), self._patient(target) if target else None
+        return [steered.report(patient, now) for steered in fleet.usable]
 
     def asked(self, key: Key) -> bool:
         """Whether every usable pod of a SpecServe has been asked at least once."""
-        return all(
-            steered.told is not None
-            for steered in self._pods.get(key, {}).values()
-            if steered.pod.usable
-        )
+        fleet = self._fleets.get(key)
+        return fleet is None or all(steered.told is not None for steered in fleet.usable)
+
+    def live(self, key: Key) -> bool:
+        """Whether both arms of some batch were timed in the engines of a SpecServe."""
+        fleet = self._fleets.get(key)
+        return fleet is not None and fleet.live
+
+    def switches(self, key: Key) -> tuple[decisions.Switch, ...]:
+        """The last changes that engines of a SpecServe confirmed."""
+        fleet = self._fleets.get(key)
+        return () if fleet is None else fleet.log.switches
+
+    def log(self, key: Key) -> list[decisions.Decision] | None:
+        """What was decided for a SpecServe, the oldest first; None if it is not served.
+
+        May be asked for from another thread, as may `logs`.
+        """
+        fleet = self._fleets.get(key)
+        return None if fleet is None else fleet.log.entries
+
+    def logs(self) -> dict[Key, int]:
+        """How many decisions are kept of each SpecServe."""
+        return {key: len(fleet.log) for key, fleet in list(self._fleets.items())}
 
     @property
     def stretch(self) -> float:
@@ -290,7 +295,7 @@ class Regulator:
 
     # -- schedule ---------------------------------------------------------------------------
 
-    def _schedule(self, steered: _Steered, due: float) -> None:
+    def _schedule(self, steered: Steered, due: float) -> None:
         steered.due = due
         self._order += 1
         heapq.heappush(self._heap, (due, self._order, steered))
@@ -304,7 +309,7 @@ class Regulator:
     def _measure(self, key: Key) -> None:
         """Count one SpecServe's readings anew; counting all for each pod would be quadratic."""
         target = self._targets.get(key)
-        pods = len(self._pods.get(key, ()))
+        pods = len(self._fleets[key].pods) if key in self._fleets else 0
         rate = pods * 1000 / target.policy.sample_period_milliseconds if target else 0.0
         self._rate = max(0.0, self._rate + rate - self._rates.pop(key, 0.0))
         if rate:
@@ -318,33 +323,55 @@ class Regulator:
             self._stretch = stretch
             telemetry.sample_period.set(stretch)
 
+    def _fleet(self, key: Key) -> Fleet:
+        fleet = self._fleets.get(key)
+        if fleet is None:
+            fleet = self._fleets[key] = Fleet(key)
+        return fleet
+
+    def mode(self, target: Target) -> str:
+        """The mode in force: of the override, else of the policy unless its time is over."""
+        now = self._wall()
+        override = self.standing.override
+        if override is not None and (override.until is None or now < override.until):
+            return override.mode
+        pinned = target.policy.mode in {"On", "Off"}
+        over = pinned and target.mode_until is not None and now >= target.mode_until
+        return "Auto" if over else target.policy.mode
+
     def _patient(self, target: Target) -> api.Policy:
-        """The policy, its times no shorter than the period in force allows.
+        """The policy in force: the mode of now, times no shorter than the period in force allows.
 
         A reading that is not due yet is not stale, and a directive must outlive the wait for its
         renewal.
         """
-        if self._stretch == 1.0:
+        mode = self.mode(target)
+        if self._stretch == 1.0 and mode == target.policy.mode:
             return target.policy
+        return self._fleet(target.key).in_force(
+            target, (mode, self._stretch), lambda: self._lengthened(target, mode)
+        )
+
+    def _lengthened(self, target: Target, mode: str) -> api.Policy:
         period = target.policy.sample_period_milliseconds / 1000 * self._stretch
         least = math.ceil(period * PATIENT_PERIODS)
-        longer = {
+        longer: dict[str, Any] = {
             name: least
             for name in ("stale_after_seconds", "lease_seconds")
-            if getattr(target.policy, name) < least
+            if self._stretch > 1.0 and getattr(target.policy, name) < least
         }
         if "lease_seconds" in longer:
             longer["lease_seconds"] = min(least, LONGEST_LEASE)
-        return target.policy.model_copy(update=longer) if longer else target.policy
+        return target.policy.model_copy(update={**longer, "mode": mode})
 
-    def _interrupt(self, steered: _Steered) -> None:
+    def _interrupt(self, steered: Steered) -> None:
         """Stop what is being sent to a pod; whether it arrived is not known then."""
         if steered.switching is not None:
             steered.switching.cancel()
             steered.switching = None
             steered.read_wanted = steered.unsure = True
 
-    def _start(self, steered: _Steered, now: float) -> None:
+    def _start(self, steered: Steered, now: float) -> None:
         target = self._targets.get(steered.pod.key)
         if target is None or not steered.pod.usable:
             steered.due = float("inf")
@@ -372,23 +399,24 @@ class Regulator:
 
     # -- one pod ----------------------------------------------------------------------------
 
-    async def _tick(self, steered: _Steered) -> None:
+    async def _tick(self, steered: Steered) -> None:
         try:
             target = self._targets.get(steered.pod.key)
             if target is None or not steered.pod.usable:
                 return
             endpoint = self._endpoint(steered, target)
             now = self._clock()
-            due = now - steered.read_at > self._read_back * max(1.0, self._stretch / 2)
+            due = now - steered.read_at > self._read_period(target)
             if steered.readback is None:
                 # A new leader reads all engines: calls of two kinds, at half the rate each.
                 self._pace.spend()
             if steered.switching is None and (steered.read_wanted or due):
                 await asyncio.gather(
-                    self._sample(steered, endpoint), self._read(steered, target, endpoint)
+                    self._sample(steered, target, endpoint),
+                    self._read(steered, target, endpoint),
                 )
             else:
-                await self._sample(steered, endpoint)
+                await self._sample(steered, target, endpoint)
             target = self._targets.get(steered.pod.key)
             if target is not None and steered.pod.usable:
                 self._decide(steered, target)
@@ -396,7 +424,12 @@ class Regulator:
         finally:
             steered.ticking = False
 
-    def _endpoint(self, steered: _Steered, target: Target) -> Endpoint:
+    def _read_period(self, target: Target) -> float:
+        if target.policy.strategy == "BreakEven":
+            return min(self._read_back, BREAK_EVEN_READ_BACK) * max(1.0, self._stretch)
+        return self._read_back * max(1.0, self._stretch / 2)
+
+    def _endpoint(self, steered: Steered, target: Target) -> Endpoint:
         period = target.policy.sample_period_milliseconds / 1000 * self._asked
         return Endpoint(
             steered.pod.ip or "",
@@ -407,15 +440,21 @@ class Regulator:
             reuse=period < KEEPALIVE,
         )
 
-    async def _sample(self, steered: _Steered, endpoint: Endpoint) -> None:
+    async def _load(self, pod: Pod, target: Target, endpoint: Endpoint) -> Reading:
+        if target.policy.source == "Prometheus" and self._loads is not None:
+            return await self._loads.load(target, pod.name)
+        return await self._engines.load(endpoint)
+
+    async def _sample(self, steered: Steered, target: Target, endpoint: Endpoint) -> None:
         pod = steered.pod
         try:
-            reading = await self._engines.load(endpoint)
-        except EngineError as error:
+            reading = await self._load(pod, target, endpoint)
+        except (EngineError, PrometheusError) as error:
             if _replaced(pod, steered.pod):
                 return
             steered.sample_failures += 1
-            if isinstance(error, EngineRefused) or steered.sample_failures >= TOLERATED_FAILURES:
+            sure = isinstance(error, EngineRefused) or getattr(error, "answered", False)
+            if sure or steered.sample_failures >= TOLERATED_FAILURES:
                 steered.sample_error = _kept(error)
             return
         if _replaced(pod, steered.pod):
@@ -428,18 +467,20 @@ class Regulator:
         steered.ranks = reading.ranks
         steered.cache_tokens = reading.cache_tokens
         now = self._clock()
+        if now - reading.age < steered.born:
+            return  # what Prometheus knows is of the engine process before this one
         steered.sample = Sample(
-            at=now,
+            at=now - reading.age,
             stamp=now if reading.stamp is None else reading.stamp,
             running=reading.running,
             queued=reading.queued,
             capacity=reading.capacity,
-            tokens_total=_tokens(steered)
+            tokens_total=signals.tokens_total(steered.readback or {})
             if reading.tokens_total is None
             else reading.tokens_total,
         )
 
-    async def _read(self, steered: _Steered, target: Target, endpoint: Endpoint) -> None:
+    async def _read(self, steered: Steered, target: Target, endpoint: Endpoint) -> None:
         if self._clock() < steered.retry_at:
             return
         pod = steered.pod
@@ -460,22 +501,24 @@ class Regulator:
         self._take(steered, target, answer)
         if not steered.untaken:
             # That an engine can be read is no sign that it takes directives.
-            self._recovered(steered)
+            steered.recover()
         self._prove(steered, answer)
 
-    def _recovered(self, steered: _Steered) -> None:
-        steered.control_error = None
-        steered.control_failures = 0
-        steered.untaken = False
-
-    def _take(self, steered: _Steered, target: Target, answer: dict[str, Any]) -> None:
+    def _take(self, steered: Steered, target: Target, answer: dict[str, Any]) -> None:
         """Believe a read-back."""
         now = self._clock()
         old = steered.readback
         if old is not None and old.get("bootID") != answer.get("bootID"):
-            self._restart(steered)
+            self._ended(steered, by_itself=True)
         first = steered.readback is None
-        steered.readback = self._kept(answer)
+        fleet = self._fleet(target.key)
+        steered.rounds = signals.rounds(answer, now)
+        fleet.knowledge = fleet.knowledge.learn(steered.rounds)
+        steered.readback = steered.keep(answer)
+        for name in ("tiers", "fallback", "availableSteps"):
+            if steered.readback.get(name):
+                steered.readback[name] = self._shared(steered.readback[name])
+        steered.sglang = self._shared(str((answer.get("versions") or {}).get("sglang") or ""))
         steered.astray = directive.astray(answer)
         steered.read_at = now
         steered.read_wanted = steered.unsure = False
@@ -483,27 +526,22 @@ class Regulator:
         lease = answer.get("lease") or {}
         ours = lease.get("holder") == self._holder
         steered.lease_until = now + float(lease.get("remainingSeconds") or 0) if ours else 0.0
-        accept = _accept_length(answer)
+        accept = accept_length(answer)
         if accept is not None:
             steered.accept = accept
+        tabled = answer.get("mode") == "tiers"
+        if first and not tabled:
+            steered.shown = directive.is_on(answer)
         if first and steered.memory.mode is None and steered.epoch > 0:
             since = None
             if target.last_switch is not None:
                 since = now - max(0.0, self._wall() - target.last_switch)
             on = directive.is_on(answer)
-            steered.memory = Memory.resume(None if on is None else ("On" if on else "Off"), since)
-
-    def _kept(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """What is looked at later of a read-back: a whole one is 5 kB and more for each pod."""
-        groups = answer.get("groups") or []
-        if answer.get("mode") != "auto":
-            groups = [{"tokensTotal": group.get("tokensTotal")} for group in groups]
-        kept = {name: answer[name] for name in _KEPT if name in answer}
-        kept["groups"] = groups
-        for name in ("tiers", "fallback"):
-            if kept.get(name):
-                kept[name] = self._shared(kept[name])
-        return kept
+            steered.memory = Memory.resume(
+                None if on is None else ("On" if on else "Off"),
+                since,
+                _table(answer) if target.policy.strategy == "BreakEven" else (),
+            )
 
     def _shared(self, setting: Any) -> Any:
         """An equal setting that another pod has, if there is one: few differ."""
@@ -511,65 +549,95 @@ class Regulator:
             self._settings.clear()
         return self._settings.setdefault(repr(setting), setting)
 
-    def _restart(self, steered: _Steered) -> None:
-        """Forget what the engine process before this one reported; keep what was decided."""
-        steered.readback = None
-        steered.read_wanted = True
-        steered.sample = None
-        steered.sample_failures = 0
-        steered.control_failures = 0
-        steered.retry_at = 0.0
-        steered.epoch = 0
-        steered.lease_until = 0.0
-        steered.unproved = None
-        steered.untaken = False
-        steered.ranks = None
-        steered.cache_tokens = None
-        steered.memory = steered.memory.reboot()
+    def _ended(self, steered: Steered, *, by_itself: bool) -> None:
+        """Take in that another engine process runs in the pod."""
+        if by_itself and steered.readback is not None and directive.is_on(steered.readback):
+            steered.memory = policy.crashed(steered.memory, self._clock())
+            log.warning("%s: the engine ended while it speculated", steered.pod.name)
+        steered.restart()
+        steered.born = self._clock()
 
-    def _decide(self, steered: _Steered, target: Target) -> None:
+    def _judge(self, steered: Steered, target: Target, now: float) -> Verdict:
+        """Have the policy decide, and take note of what it said."""
+        fleet, patient = self._fleet(target.key), self._patient(target)
+        sample = steered.sample
+        if sample is not None and steered.rounds is not None:
+            # Handed on once: of 10,000 pods nobody keeps what has been taken in.
+            sample = replace(sample, rounds=steered.rounds)
+            steered.rounds = None
+        before = steered.verdict
+        probing = steered.memory.probing.active
+        verdict, steered.memory = policy.decide(
+            patient, steered.memory, sample, now, fleet.context(steered, target)
+        )
+        if probing is not None and steered.memory.probing.active is None:
+            fleet.probed(now - probing.began)
+        verdict = self._worded(target, verdict)
+        room = decisions.room(len(self._fleets))
+        fleet.decided(steered, verdict, now, wall=self._wall(), room=room)
+        if before is not None and verdict.code != before.code and verdict.code in _WARNINGS:
+            self._say(steered, "Warning", verdict.code, verdict.reason)
+        if verdict.recheck is not None and now + verdict.recheck < steered.due:
+            steered.read_wanted = True
+            self._schedule(steered, now + verdict.recheck)
+        return verdict
+
+    def _worded(self, target: Target, verdict: Verdict) -> Verdict:
+        """The verdict, a pin in the words of who set it."""
+        if not verdict.code.startswith("Pinned"):
+            return verdict
+        _, _, load = verdict.reason.partition(", ")
+        mode, override = verdict.code.removeprefix("Pinned"), self.standing.override
+        if override is not None and override.mode == mode == self.mode(target):
+            why = f" ({override.reason})" if override.reason else ""
+            reason = f"{mode.lower()}: override of all SpecServes{why}, {load}"
+            return replace(verdict, code=f"Override{mode}", reason=reason)
+        if target.mode_until is not None:
+            reason = f"{mode.lower()}: pinned until {target.policy.mode_until}, {load}"
+            return replace(verdict, reason=reason)
+        return verdict
+
+    def _decide(self, steered: Steered, target: Target) -> None:
         if steered.readback is None:
             return  # the engine is read before anything is decided for it
         now = self._clock()
         was_stalled = steered.memory.stalled
-        verdict, steered.memory = policy.decide(
-            self._patient(target), steered.memory, steered.sample, now
-        )
-        steered.verdict = verdict
+        verdict = self._judge(steered, target, now)
         if steered.memory.stalled and not was_stalled:
             self._say(steered, "Warning", "EngineStalled", verdict.reason)
+        patient = self._patient(target)
         if (
-            target.policy.mode == "Observe"
-            or verdict.mode is None
+            patient.mode == "Observe"
+            or verdict.setting is None
             or not steered.readback.get("controllable")
         ):
             steered.wanted = None
             self._at_rest(steered)
             return
         steered.wanted = self._shared(
-            directive.wanted(target.policy, target.draft, verdict, target.ranks)
+            directive.wanted(patient, target.draft, verdict, target.ranks)
         )
         if steered.switching is not None or steered.unsure or now < steered.retry_at:
             return
-        lease = self._patient(target).lease_seconds
         if directive.matches(steered.readback, steered.wanted) is not None:
             epoch = steered.epoch + 1
             steered.said = verdict.reason
         elif steered.lease_until <= now:
             epoch = steered.epoch + 1
             steered.said = steered.said or verdict.reason
-        elif steered.lease_until - now <= lease * 2 / 3:
+        elif steered.lease_until - now <= patient.lease_seconds * 2 / 3:
             epoch = steered.epoch
         else:
             self._at_rest(steered)
+            self._settle(steered, verdict, now)
             return
         if epoch > steered.epoch:
             ours = steered.readback.get("mode") != "auto"
-            steered.unproved = _Sent(
+            steered.unproved = Sent(
                 steered.wanted,
                 epoch,
                 verdict,
-                directive.is_on(steered.readback),
+                steered.on(now),
                 ours=ours,
                 announce=ours or steered.control_error is not None,
             )
@@ -579,18 +647,37 @@ class Regulator:
             boot_id=str(steered.readback.get("bootID")),
             epoch=epoch,
             holder=self._holder,
-            lease_seconds=lease,
+            lease_seconds=patient.lease_seconds,
             deadline_ms=DEADLINE_MS,
             reason=steered.said or verdict.reason,
         )
         steered.switching = self._spawn(self._switch(steered, target, body))
 
-    def _at_rest(self, steered: _Steered) -> None:
+    def _settle(self, steered: Steered, verdict: Verdict, now: float) -> None:
+        """Take note of the mode of an engine that does as it is told, once a probe is over.
+
+        An engine that follows a table changes its mode by itself; only if that lasts is it told.
+        """
+        if verdict.probe or steered.readback is None:
+            return
+        steered.quiet_until = 0.0
+        on = verdict.mode == "On"
+        if steered.shown is None or steered.shown is on:
+            steered.shown, steered.strayed_at = on, None
+            return
+        if steered.readback.get("mode") == "tiers" and not verdict.flip:
+            if steered.strayed_at is None:
+                steered.strayed_at = now
+            if now - steered.strayed_at < FOLLOWED:
+                return
+        self._switched(steered, verdict, on=on, announce=True)
+
+    def _at_rest(self, steered: Steered) -> None:
         """There is nothing to send: what was not taken no longer matters, or was taken."""
         if steered.untaken and not steered.unsure:
-            self._recovered(steered)
+            steered.recover()
 
-    async def _switch(self, steered: _Steered, target: Target, body: dict[str, Any]) -> None:
+    async def _switch(self, steered: Steered, target: Target, body: dict[str, Any]) -> None:
         pod = steered.pod
         try:
             if not pod.usable:
@@ -602,7 +689,7 @@ class Regulator:
         else:
             if not _replaced(pod, steered.pod):
                 self._take(steered, target, answer)
-                self._recovered(steered)
+                steered.recover()
                 self._prove(steered, answer)
         finally:
             # Interrupted, it has been replaced already.
@@ -611,34 +698,37 @@ class Regulator:
         if (now_target := self._targets.get(steered.pod.key)) is not None:
             self._tell(steered, now_target)
 
-    def _prove(self, steered: _Steered, answer: dict[str, Any]) -> None:
+    def _prove(self, steered: Steered, answer: dict[str, Any]) -> None:
         """Record a switch once the engine reports it, also where the acknowledgement was lost."""
         sent = steered.unproved
         if sent is None or answer["epoch"] < sent.epoch:
             return
         steered.unproved = None
-        after = directive.is_on(answer)
-        taken = answer["epoch"] == sent.epoch and directive.matches(answer, sent.setting) is None
-        if taken and after is not None and (sent.before is not after or not sent.ours):
-            self._switched(steered, sent.verdict, after, announce=sent.announce)
+        if answer["epoch"] != sent.epoch or directive.matches(answer, sent.setting) is not None:
+            return
+        if sent.verdict.probe:
+            return  # a short look is no switch, and neither is the way back from it
+        on = sent.verdict.mode == "On"
+        if sent.before is not on or not sent.ours:
+            self._switched(steered, sent.verdict, on=on, announce=sent.announce)
+        else:
+            steered.shown = on
 
-    def _switched(
-        self, steered: _Steered, verdict: Verdict, after: bool, *, announce: bool
-    ) -> None:
-        mode = "On" if after else "Off"
-        steered.switched_at = self._wall()
-        steered.switched_why = f"{steered.pod.name}: {verdict.reason}"
+    def _switched(self, steered: Steered, verdict: Verdict, *, on: bool, announce: bool) -> None:
+        fleet = self._fleet(steered.pod.key)
+        fleet.switched(steered, verdict, on=on, wall=self._wall())
+        mode = "On" if on else "Off"
         telemetry.switches.labels(mode, verdict.code).inc()
         log.info("%s/%s switched %s: %s", *steered.pod.key, mode.lower(), steered.switched_why)
         if announce:
             self._say(
                 steered,
                 "Normal",
-                "SpeculationEnabled" if after else "SpeculationDisabled",
+                "SpeculationEnabled" if on else "SpeculationDisabled",
                 verdict.reason,
             )
 
-    def _refused(self, steered: _Steered, error: EngineError) -> None:
+    def _refused(self, steered: Steered, error: EngineError) -> None:
         if isinstance(error, EngineRefused):
             steered.epoch = max(steered.epoch, _epoch(error.body))
             if error.status < 500:
@@ -647,7 +737,7 @@ class Regulator:
         steered.read_wanted = steered.unsure = steered.untaken = True
         self._failed(steered, error)
 
-    def _failed(self, steered: _Steered, error: EngineError) -> None:
+    def _failed(self, steered: Steered, error: EngineError) -> None:
         steered.control_failures += 1
         tolerated = isinstance(error, EngineUnreachable) or error.code in _REREAD
         known = steered.control_error
@@ -660,85 +750,26 @@ class Regulator:
             pause = min(first * 2 ** min(steered.control_failures - 1, 16), longest)
             steered.retry_at = self._clock() + pause
 
-    def _say(self, steered: _Steered, kind: str, reason: str, message: str) -> None:
+    def _say(self, steered: Steered, kind: str, reason: str, message: str) -> None:
         self._notice(Notice(steered.pod.key, kind, reason, f"{steered.pod.name}: {message}"))
 
     # -- reporting --------------------------------------------------------------------------
 
-    def _tell(self, steered: _Steered, target: Target) -> None:
-        report = self._report(steered, target)
+    def _tell(self, steered: Steered, target: Target) -> None:
+        report = steered.report(self._patient(target), self._clock())
         if report != steered.told:
             steered.told = report
             self._changed(steered.pod.key)
 
-    def _report(self, steered: _Steered, target: Target | None) -> Engine:
-        readback = steered.readback
-        on = None if readback is None else directive.is_on(readback)
-        verdict = steered.verdict
-        stale = target is not None and self._stale(steered, target)
-        difference = None
-        if readback is not None and steered.wanted is not None:
-            difference = directive.matches(readback, steered.wanted) or steered.astray
-        sample = steered.sample
-        return Engine(
-            name=steered.pod.name,
-            on=on,
-            wanted=verdict.mode if verdict else None,
-            code=verdict.code if verdict else "",
-            difference=difference,
-            controllable=None if readback is None else bool(readback.get("controllable")),
-            control_reason="" if readback is None else str(readback.get("reason") or ""),
-            control_error=steered.control_error,
-            sample_error=steered.sample_error or (("SamplesStale", "") if stale else None),
-            sampled=sample is not None,
-            ranks=steered.ranks,
-            stalled=steered.memory.stalled,
-            unreachable=policy.unreachable(target.policy, sample.capacity)
-            if target is not None and sample is not None and sample.capacity is not None
-            else None,
-            capacity=None if sample is None else sample.capacity,
-            cache_tokens=steered.cache_tokens,
-            epoch=steered.epoch,
-            accept=None if steered.accept is None else round(steered.accept, 1),
-            switched_at=steered.switched_at,
-            switched_why=steered.switched_why,
-        )
-
-    def _stale(self, steered: _Steered, target: Target) -> bool:
-        age = steered.memory.age(self._clock())
-        return age is not None and age > self._patient(target).stale_after_seconds
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         """Metrics by SpecServe, made when they are asked for (prometheus_client's Collector)."""
-        depth = GaugeMetricFamily(
-            "specserve_queue_depth",
-            "Requests in the engines of a SpecServe by state.",
-            labels=["namespace", "name", "state"],
-        )
-        age = GaugeMetricFamily(
-            "specserve_sample_age_seconds",
-            "Age of the oldest load reading among the usable pods of a SpecServe.",
-            labels=["namespace", "name"],
-        )
-        enabled = GaugeMetricFamily(
-            "specserve_speculation_enabled",
-            "Pods of a SpecServe whose engine reports speculation on.",
-            labels=["namespace", "name"],
-        )
-        now = self._clock()
-        for key, fleet in list(self._pods.items()):
-            usable = [s for s in list(fleet.values()) if s.pod.usable]
-            samples = [s.sample for s in usable if s.sample is not None]
-            if samples:
-                depth.add_metric([*key, "running"], sum(s.running for s in samples))
-                depth.add_metric([*key, "queued"], sum(s.queued for s in samples))
-            ages = [a for s in usable if (a := s.memory.age(now)) is not None]
-            if ages:
-                age.add_metric(list(key), max(ages))
-            enabled.add_metric(
-                list(key), sum(directive.is_on(s.readback or {}) is True for s in usable)
-            )
-        return [depth, age, enabled]
+        served = [
+            (fleet, self._targets.get(key), self._patient(target) if target else None)
+            for key, fleet in list(self._fleets.items())
+            if fleet.pods
+            for target in [self._targets.get(key)]
+        ]
+        return gauges.collect(served, self._clock())
 
 
 def _replaced(before: Pod, now: Pod) -> bool:
@@ -752,26 +783,17 @@ def _epoch(answer: Mapping[str, Any]) -> int:
     return max((epoch for epoch in known if isinstance(epoch, int)), default=0)
 
 
-def _kept(error: EngineError) -> tuple[str, str]:
+def _kept(error: EngineError | PrometheusError) -> tuple[str, str]:
     """Code and message; the exception itself holds its frames, the connection, the task: 20 kB."""
     return error.code, str(error)
 
 
-def _tokens(steered: _Steered) -> int | None:
-    """Tokens made so far by the last read-back; the load answer does not carry them."""
-    groups = (steered.readback or {}).get("groups") or []
-    totals = [group.get("tokensTotal") for group in groups]
-    known = [total for total in totals if isinstance(total, int)]
-    return sum(known) if known and len(known) == len(totals) else None
-
-
-def _accept_length(readback: Mapping[str, Any]) -> float | None:
-    """Tokens won per request and verify step while on, weighted by rounds."""
-    won = rounds = 0.0
-    for group in readback.get("groups") or []:
-        for stat in group.get("stats") or []:
-            length = stat.get("acceptLength")
-            if stat.get("steps") and stat.get("rounds") and isinstance(length, int | float):
-                won += length * stat["rounds"]
-                rounds += stat["rounds"]
-    return won / rounds if rounds else None
+def _table(answer: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """The table that an engine follows, as a policy's setting has it; empty if it follows none."""
+    if answer.get("mode") == "on" and answer.get("steps"):
+        return ((1, int(answer["steps"])),)
+    if answer.get("mode") == "off":
+        return ((1, 0),)
+    if answer.get("mode") != "tiers":
+        return ()
+    return tuple((int(tier["minBatch"]), int(tier["steps"])) for tier in answer["tiers"])

@@ -110,6 +110,11 @@ class Settings(BaseModel):
         """The installation in directives: all replicas of one installation share it."""
         return f"{self.namespace}/{self.lease_name}"
 
+    @property
+    def override_name(self) -> str:
+        """Name of the ConfigMap, in the operator's namespace, that overrides all policies."""
+        return f"{self.lease_name}-override"
+
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
         """Read the settings.

@@ -40,6 +40,9 @@ class Engine:
         accept: Tokens won per verify step, seen while on; None if never seen.
         switched_at: Wall-clock seconds of its last switch; None if none was seen.
         switched_why: Why, in one line.
+        effective: Whether draft tokens are accepted; None if that was not seen yet.
+        crashed: Whether the engine ended too often while it speculated.
+        sglang: Version that it reports, empty if it was not read.
     """
 
     name: str
@@ -61,6 +64,9 @@ class Engine:
     accept: float | None = None
     switched_at: float | None = None
     switched_why: str = ""
+    effective: bool | None = None
+    crashed: bool = False
+    sglang: str = ""
 
 
 @dataclass(frozen=True, slots=True)

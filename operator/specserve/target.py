@@ -1,10 +1,10 @@
 """What the two loops tell each other of a SpecServe. Pure."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from specserve import api
 from specserve.observed import Key
-
 from specserve.policy import Curve
 
 
@@ -29,6 +29,7 @@ class Access:
         """Keep tokens and passwords out of logs and tracebacks."""
         return "Access()"
 
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What the second loop needs to know of one SpecServe.
@@ -41,10 +42,10 @@ class Target:
         api_key: Key of the serving port, None if it is open.
         model: Served model name.
         ranks: Data-parallel ranks of a pod.
-        last_switch: Wall-clock time in seconds of the last switch on record, None if none.
         curve: The break-even curve known beforehand, None if there is none that fits.
         mode_until: Wall-clock time in seconds at which a pinned mode ends, None if it does not.
         access: What to show to the Prometheus server of `policy.prometheus`.
+        last_switch: Wall-clock time in seconds of the last switch on record, None if none.
     """
 
     key: Key
@@ -54,10 +55,10 @@ class Target:
     api_key: str | None
     model: str
     ranks: int = 1
-    last_switch: float | None = field(default=None, compare=False)
     curve: Curve | None = None
     mode_until: float | None = None
     access: Access = Access()
+    last_switch: float | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """Keep tokens and keys out of logs and tracebacks."""
@@ -79,3 +80,32 @@ class Notice:
     kind: str
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A mode for all SpecServes of an installation, set by hand in an emergency.
+
+    Attributes:
+        mode: `On`, `Off` or `Observe`; it stands above every policy.
+        until: Wall-clock time in seconds at which it ends, None if it does not.
+        reason: Why, for people.
+    """
+
+    mode: Literal["On", "Off", "Observe"]
+    until: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of the override.
+
+    Attributes:
+        override: The one in force, None if there is none.
+        problem: Why it could not be read of late, empty if it could; `override` is the last known
+            one then.
+    """
+
+    override: Override | None = None
+    problem: str = ""

@@ -4,11 +4,12 @@ A thread, so that a blocked event loop is seen from outside: the ages below grow
 to 503.
 """
 
+import json
 import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -64,7 +65,7 @@ foreign = Gauge(
 )
 namespaces = Gauge(
     "specserve_namespaces",
-    "Namespaces of the list to watch: served, or waiting for rights there.",
+    "Namespaces of the list to watch: served, or waiting until all in them can be read.",
     ["state"],
     registry=registry,
 )
@@ -77,13 +78,24 @@ schema_fields = Gauge(
 )
 api_requests = Counter(
     "specserve_api_requests_total",
-    "Calls to the API server by verb and answer, but for those of the watch of SpecServes.",
+    "Calls to the API server by verb and answer.",
     ["verb", "code"],
     registry=registry,
 )
 api_waiting = Gauge(
     "specserve_api_requests_waiting",
     "Calls that wait because as many as allowed are under way.",
+    registry=registry,
+)
+override = Gauge(
+    "specserve_override",
+    "1 for the mode that the override of all SpecServes sets, 0 for the others.",
+    ["mode"],
+    registry=registry,
+)
+override_unreadable = Gauge(
+    "specserve_override_unreadable",
+    "1 while the override cannot be read; what was last known of it holds.",
     registry=registry,
 )
 leader = Gauge("specserve_leader", "1 while this process leads.", registry=registry)
@@ -100,6 +112,8 @@ class Health:
         self._clock = clock
         self._checks: dict[str, tuple[Callable[[], float], float]] = {}
         self.ready = False
+        #: Answers what lies under /decisions, called from another thread; None unless leading.
+        self.decisions: Callable[[Sequence[str]], Any] | None = None
 
     def watch(self, name: str, last: Callable[[], float], limit: float) -> None:
         """Call the process unhealthy when `last()` is more than `limit` seconds ago."""
@@ -147,8 +161,20 @@ class _QuietHandler(WSGIRequestHandler):
         """Say nothing: probes come every few seconds."""
 
 
+def _decisions(health: Health, path: Sequence[str]) -> tuple[str, str]:
+    """Status line and JSON text of what lies under /decisions."""
+    if health.decisions is None:
+        message = "this process does not lead; the holder of the Lease knows the decisions"
+        return "503 Service Unavailable", json.dumps({"message": message})
+    found = health.decisions(path)
+    if found is None:
+        message = "there are /decisions and /decisions/NAMESPACE/NAME of SpecServes served here"
+        return "404 Not Found", json.dumps({"message": message})
+    return "200 OK", json.dumps(found)
+
+
 def serve(health: Health, port: int) -> WSGIServer:
-    """Serve /metrics, /healthz and /readyz on all addresses; port 0 takes a free one.
+    """Serve /metrics, /healthz, /readyz and /decisions on all addresses; port 0 takes a free one.
 
     Raises:
         OSError: The port cannot be had.
@@ -160,13 +186,17 @@ def serve(health: Health, port: int) -> WSGIServer:
         if path == "/metrics":
             answer: Iterable[bytes] = metrics(environ, start)
             return answer
+        if path == "/decisions" or path.startswith("/decisions/"):
+            status, text = _decisions(health, [part for part in path.split("/") if part][1:])
+            start(status, [("Content-Type", "application/json")])
+            return [text.encode() + b"\n"]
         if path == "/healthz":
             problems = health.problems()
         elif path == "/readyz":
             problems = health.problems() if health.ready else ["not connected yet"]
         else:
             start("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"there are /metrics, /healthz and /readyz\n"]
+            return [b"there are /metrics, /healthz, /readyz and /decisions/NAMESPACE/NAME\n"]
         start(
             "503 Service Unavailable" if problems else "200 OK", [("Content-Type", "text/plain")]
         )

@@ -763,7 +763,7 @@ async def test_metrics_are_those_of_usable_pods():
         w.add(running=3, queued=1)
         w.add("u2", "10.0.0.2", running=20)
         await asyncio.sleep(3)
-        depth, age, enabled = w.regulator.collect()
+        depth, age, enabled, *_ = w.regulator.collect()
         values = {sample.labels["state"]: sample.value for sample in depth.samples}
         assert values == {"running": 23, "queued": 1}
         assert age.samples[0].value <= 1.0

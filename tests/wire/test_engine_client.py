@@ -329,6 +329,12 @@ def test_an_endpoint_does_not_show_its_secrets():
         {"groups": [{"ranks": [{"activeSteps": "3"}]}]},
         {"groups": [{"stats": [{"steps": 3, "rounds": 1, "acceptLength": float("nan")}]}]},
         {"groups": [{"stats": [{"steps": 3, "rounds": float("inf")}]}]},
+        {"groups": [{"stats": [{"steps": 3, "medianRoundSeconds": "0.02"}]}]},
+        {"groups": [{"at": [1]}]},
+        {"groups": [{"acceptance": {"steps": 3}}]},
+        {"groups": [{"acceptance": [{"steps": 3, "verifies": -1, "accepted": []}]}]},
+        {"groups": [{"acceptance": [{"steps": 1, "verifies": 1, "accepted": ["1"]}]}]},
+        {"groups": [{"acceptance": [{"steps": 1, "verifies": 1, "accepted": 1}]}]},
         {"mode": "tiers", "tiers": [{"steps": "x"}]},
     ],
 )
