@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from specserve.bench import command as bench
+from specserve.doctor import command as doctor
 from specserve.settings import PREFIX, BadSetting, Settings
 
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     operate.set_defaults(run=_run)
     bench.add_parser(commands)
+    doctor.add_parser(commands)
     options = parser.parse_args(argv)
     code: int = options.run(options)
     return code
