@@ -19,6 +19,8 @@ from specserve.engine import EngineClient
 from specserve.informer import Informer
 from specserve.kube import Kube, KubeError
 from specserve.leader import Elector
+from specserve.override import OverrideReader
+from specserve.prometheus import PrometheusClient
 from specserve.observed import Key
 from specserve.reconcile import Reconciler
 from specserve.regulate import Regulator
@@ -197,10 +199,16 @@ async def _steer(
 
     queue: WorkQueue[Key] = WorkQueue()
     cluster = Cluster(kube, settings.identity)
-    async with EngineClient(metric_names) as engines:
+    servers = PrometheusClient(
+        metric_names,
+        hosts=settings.prometheus_hosts,
+        token_files=settings.prometheus_token_files,
+    )
+    async with EngineClient(metric_names) as engines, servers:
         regulator = Regulator(
             engines,
             holder=settings.holder,
+            servers,
             samples_per_second=settings.samples_per_second,
             read_back_seconds=settings.read_back_seconds,
             changed=lambda key: reconciler.changed(key),  # noqa: PLW0108 - made below

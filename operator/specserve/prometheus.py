@@ -15,6 +15,7 @@ import fnmatch
 import io
 import ipaddress
 import json
+import logging
 import os
 import socket
 import ssl
@@ -26,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import requests
@@ -43,10 +44,14 @@ from specserve.queries import Gap, Query
 from specserve.signals import MetricNames, Reading
 from specserve.target import Access, Target
 
+log = logging.getLogger(__name__)
+
 #: Seconds a query may take from the first packet to the last.
 DEADLINE = 5.0
 #: Seconds until a connection stands, and between two packets of an answer.
 PATIENCE = (2.0, 4.0)
+#: Seconds for which a pod waits for an answer that is under way.
+WAIT = 0.25
 #: Queries under way at once, of all SpecServes and of those of one namespace.
 AT_ONCE = 16
 AT_ONCE_IN_NAMESPACE = 8
@@ -105,6 +110,17 @@ class PrometheusClient:
             lambda: asyncio.Semaphore(AT_ONCE_IN_NAMESPACE)
         )
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End all connections and threads."""
+        asking = [s.asking for s in self._servers.values() if s.asking is not None]
+        for key in list(self._servers):
+            self.forget(key)
+        await asyncio.gather(*asking, return_exceptions=True)
+        self._threads.shutdown(wait=False)
+
     async def load(self, target: Target, pod: str) -> Reading:
         """The load of a pod, by an answer that is at most a period old.
 
@@ -117,8 +133,9 @@ class PrometheusClient:
             server.asked = self._clock()
             server.asking = asyncio.create_task(self._ask(server))
         if server.asking is not None:
-            # Shared by all its pods: one that goes away must not take the answer along.
-            await asyncio.shield(server.asking)
+            # A slow server must not hold up what else there is to do for a pod: the answer before
+            # is as good, and its age tells.
+            await asyncio.wait({server.asking}, timeout=WAIT)
         reading = server.reading(pod)
         return replace(reading, age=reading.age + self._clock() - server.answered)
 
@@ -127,14 +144,6 @@ class PrometheusClient:
         server = self._servers.pop(key, None)
         if server is not None:
             server.close()
-
-    async def close(self) -> None:
-        """End all connections and threads."""
-        asking = [s.asking for s in self._servers.values() if s.asking is not None]
-        for key in list(self._servers):
-            self.forget(key)
-        await asyncio.gather(*asking, return_exceptions=True)
-        self._threads.shutdown(wait=False)
 
     def _server(self, target: Target) -> "_Server":
         spec = target.policy.prometheus
@@ -194,7 +203,7 @@ class _Server:
         self.asking: asyncio.Task[None] | None = None
         self.answered = 0.0
         self.answer: dict[str, Reading | Gap] | Gap = Gap(
-            conditions.NO_SAMPLES, "Prometheus is not asked yet"
+            "PrometheusTimeout", "Prometheus has not answered yet"
         )
         self.line = _Line(anywhere=anywhere)
         self._spec = spec
@@ -233,6 +242,11 @@ class _Server:
             return Gap(
                 error.code, f"{self._spec.url}: {error}; query: {self._query.running}"[:LONGEST]
             )
+        except Exception as error:  # noqa: BLE001 - a tick must not fail by it
+            # Its text may quote what was sent.
+            code = "none"
+            log.error("%s/%s: asking Prometheus failed: %s", *self.key, type(error).__name__)  # noqa: TRY400
+            return Gap("PrometheusFailed", f"{self._spec.url}: {type(error).__name__}")
         finally:
             telemetry.admin_seconds.labels("prometheus", code).observe(time.perf_counter() - began)
         return queries.readings(

@@ -214,15 +214,20 @@ def _sorted_out(result: list[Any], spec: api.Prometheus, key: Key) -> tuple[_Par
 def _element(item: Any) -> tuple[dict[str, str], float, float]:
     """One element of an instant vector: its labels, time of evaluation and value."""
     try:
-        labels = dict(item["metric"])
-        at, text = item["value"]
+        labels, (at, text) = item["metric"], item["value"]
         value = float(text)
     except (KeyError, TypeError, ValueError):
         raise Unreadable("the answer is no vector of samples") from None
-    sound = isinstance(at, int | float) and not isinstance(at, bool) and math.isfinite(at)
-    if not sound or not all(isinstance(text, str) for pair in labels.items() for text in pair):
+    if (
+        not isinstance(labels, dict)
+        or not all(isinstance(part, str) for pair in labels.items() for part in pair)
+        or not isinstance(text, str)
+        or isinstance(at, bool)
+        or not isinstance(at, int | float)
+        or not math.isfinite(at)
+    ):
         raise Unreadable("the answer is no vector of samples")
-    return labels, float(at), value
+    return dict(labels), float(at), value
 
 
 def _reading(

@@ -15,12 +15,22 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from specserve import api, conditions, names, observed, status, telemetry, workload
+from specserve import (
+    api,
+    conditions,
+    curves,
+    names,
+    observed,
+    queries,
+    status,
+    telemetry,
+    workload,
+)
 from specserve.cluster import Cluster
 from specserve.kube import KubeError, KubeRefused, KubeUnreachable, Object
 from specserve.observed import Credentials, Key, Owned, Pod, Trouble
 from specserve.status import Engine
-from specserve.target import Notice, Target
+from specserve.target import Access, Notice, Standing, Target
 from specserve.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -60,6 +70,8 @@ _NEWSWORTHY = (
 )
 
 
+#: Why a load is unknown, where another content of a Secret may mend it.
+_CREDENTIALS_REFUSED = frozenset({"Unauthorized", "KeyUnusable", "CertificateRejected"})
 @dataclass(slots=True)
 class _Resource:
     """A SpecServe as last seen."""
@@ -330,6 +342,10 @@ class Reconciler:
 
     def keys(self) -> frozenset[Key]:
         """All SpecServes that are known."""
+        errors = [one.sample_error for one in self._regulator.engines(key) if one.sample_error]
+        if any(code in _CREDENTIALS_REFUSED for code, _ in errors):
+            # Nobody tells of changes of the user's Secrets.
+            self._queue.add(key, RECHECK)
         return frozenset(self._resources)
 
     def _leave(self, resource: _Resource, blocked: Trouble) -> str:
@@ -366,19 +382,19 @@ class Reconciler:
         owner = workload.Owner(resource.key[1], resource.key[0], resource.uid)
         missing, api_key = await self._user_keys(resource.key[0], spec)
         credentials = await self._ensure_credentials(resource, owner, api_key)
-        self._regulator.configure(
-            Target(
-                key=resource.key,
-                policy=spec.policy,
-                draft=spec.draft,
-                tokens=credentials.tokens,
-                api_key=api_key,
-                model=_served_name(spec),
-                ranks=_ranks(spec),
-                last_switch=_seconds(
-                    (resource.status.get("speculation") or {}).get("lastSwitchTime")
-                ),
-            )
+        found = await self._curve(resource.key, spec)
+        target = self._targets[resource.key] = Target(
+            key=resource.key,
+            policy=queries.paced(spec.policy),
+            draft=spec.draft,
+            tokens=credentials.tokens,
+            api_key=api_key,
+            model=_served_name(spec),
+            ranks=_ranks(spec),
+            curve=found.curve if found else None,
+            mode_until=_seconds(spec.policy.mode_until),
+            access=access,
+            last_switch=_seconds((resource.status.get("speculation") or {}).get("lastSwitchTime")),
         )
         desired = workload.desired(owner, spec, self._provision)
         await self._apply(resource, desired)
@@ -405,6 +421,8 @@ class Reconciler:
 
     def _in_place(
         self, resource: _Resource, manifest: workload.Manifest, one: Owned | None
+        access = await self._access(resource.key[0], spec)
+        missing = "; ".join(filter(None, (missing, access.missing)))
     ) -> bool:
         if one is None or one.owner != resource.uid:
             return False
@@ -522,6 +540,48 @@ class Reconciler:
                     f"served by the operator {have.holder}, and left alone by {self._holder}; "
                     f"to hand it over, annotate the SpecServe: "
                     f"{names.ANNOTATION_OPERATOR}={self._holder}",
+        key_field = "spec.engine.apiKeySecretRef"
+        found, missing = await self._secret_values(
+            namespace,
+            {
+                "spec.model.tokenSecretRef": _entry(spec.model.token_secret_ref),
+                key_field: _entry(spec.engine.api_key_secret_ref),
+            },
+        )
+        return missing, found.get(key_field)
+
+    async def _access(self, namespace: str, spec: api.SpecServeSpec) -> Access:
+        """What to show to the Prometheus server, if one is to be asked."""
+        server = spec.policy.prometheus
+        if spec.policy.source != "Prometheus" or server is None:
+            return Access()
+        at = "spec.policy.prometheus."
+        token, basic, authorities = (
+            f"{at}{name}" for name in ("bearerTokenSecretRef", "basicAuthSecretRef", "caSecretRef")
+        )
+        login = server.basic_auth_secret_ref
+        found, missing = await self._secret_values(
+            namespace,
+            {
+                token: _entry(server.bearer_token_secret_ref),
+                basic: (login.name, login.username_key) if login else None,
+                f"{basic}.passwordKey": (login.name, login.password_key) if login else None,
+                authorities: _entry(server.ca_secret_ref),
+            },
+        )
+        named = basic in found and f"{basic}.passwordKey" in found
+        return Access(
+            token=found.get(token),
+            basic=(found[basic], found[f"{basic}.passwordKey"]) if named else None,
+            authorities=found.get(authorities),
+            missing=missing,
+        )
+
+    async def _secret_values(
+        self, namespace: str, entries: Mapping[str, tuple[str, str] | None]
+    ) -> tuple[dict[str, str], str]:
+        """Values of the user's Secrets by the field that names them, and what is missing."""
+        found: dict[str, str] = {}
                 )
             annotations[names.ANNOTATION_OPERATOR] = self._holder
         changes: dict[str, str] = {}
@@ -745,3 +805,7 @@ def _seconds(moment: str | None) -> float | None:
     if not moment:
         return None
     return datetime.datetime.fromisoformat(moment).timestamp()
+def _entry(ref: api.SecretKeyRef | api.CertificateKeyRef | None) -> tuple[str, str] | None:
+    return None if ref is None else (ref.name, ref.key)
+
+

@@ -92,6 +92,18 @@ class Settings(BaseModel):
     metric_tokens: str = Field(
         default="sglang:generation_tokens_total", description="Fallback metric of tokens made."
     )
+    prometheus_hosts: tuple[str, ...] = Field(
+        default=("*",),
+        description="Hosts that policy.prometheus.url may name, as patterns (*.monitoring.svc), "
+        "comma-separated. An address of the operator's own machine or link is called only where "
+        "its host stands here without a wildcard.",
+    )
+    prometheus_token_files: dict[str, str] = Field(
+        default={},
+        description="Files of the operator's pod with a bearer token, as HOST=PATH, "
+        "comma-separated. Read anew for each query; sent where a SpecServe names the host, no "
+        "credentials, and no query of its own.",
+    )
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
     @field_validator("renew_seconds", "retry_seconds")
@@ -127,14 +139,15 @@ class Settings(BaseModel):
             for name in cls.model_fields
             if environ.get(PREFIX + name.upper())
         }
-        for name in ("watch_namespaces", "engine_pull_secrets"):
+        for name in ("watch_namespaces", "engine_pull_secrets", "prometheus_hosts"):
             if name in given:
                 given[name] = tuple(dict.fromkeys(_parts(given[name])))
         if "*" in given.get("watch_namespaces", ()):
             given["watch_namespaces"] = ()
-        if "pod_labels" in given:
-            pairs = (part.partition("=") for part in _parts(given["pod_labels"]))
-            given["pod_labels"] = {key: value for key, _, value in pairs}
+        for name in ("pod_labels", "prometheus_token_files"):
+            if name in given:
+                pairs = (part.partition("=") for part in _parts(given[name]))
+                given[name] = {key: value for key, _, value in pairs}
         if _NAMESPACE_FILE.exists():
             given.setdefault("namespace", _NAMESPACE_FILE.read_text().strip())
         given.setdefault("identity", f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
