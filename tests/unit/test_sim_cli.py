@@ -66,8 +66,10 @@ def test_the_options_that_the_operator_renders_are_taken(caplog):
 
 def test_without_a_limit_a_draft_caps_requests():
     assert configure("--speculative-algorithm=EAGLE3").running_cap == 48
-    assert configure("--speculative-algorithm=EAGLE3", "--dp-size=8").running_cap == 6
-    assert configure().running_cap == 4096
+    assert configure("--speculative-algorithm=EAGLE3", "--dp-size=8").running_cap == 48
+    assert configure().running_cap == 2048
+    assert configure("--context-length=1000").running_cap == 4096
+    assert configure("--max-running-requests=256", "--max-total-tokens=100").running_cap == 50
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ async def test_generated_tokens_are_counted_when_a_request_ends(client):
     async with client.open_stream(new=4000) as answer:
         await answer.content.readuntil(b"\n\n")
         families = await client.metrics()
-        assert not families["sglang:generation_tokens"].samples
+        assert "sglang:generation_tokens" not in families
         assert families["sglang:num_running_reqs"].samples[0].value == 1
 
 
@@ -356,9 +356,10 @@ async def test_a_waiting_client_that_leaves_frees_its_place_too(client):
 async def test_a_loaded_draft_caps_requests_at_48_unless_told_otherwise():
     for algorithm, limit, groups, expected in (
         ("EAGLE3", None, 1, 48),
-        ("EAGLE3", None, 8, 6),
+        # As in SGLang, each data-parallel copy has the whole limit.
+        ("EAGLE3", None, 8, 48),
         ("EAGLE3", 256, 1, 256),
-        (None, None, 1, 4096),
+        (None, None, 1, 2048),
     ):
         config = EngineConfig(
             algorithm=algorithm, max_running_requests=limit, data_parallel=groups
@@ -366,6 +367,18 @@ async def test_a_loaded_draft_caps_requests_at_48_unless_told_otherwise():
         async with client_of(config) as client:
             loads = (await client.get("/v1/loads"))[1]["loads"]
         assert [load["max_running_requests"] for load in loads] == [expected] * groups
+
+
+async def test_a_limit_above_what_the_cache_holds_is_lowered_and_told():
+    config = EngineConfig(max_running_requests=256, max_total_tokens=100, data_parallel=2)
+    async with client_of(config) as client:
+        loads = (await client.get("/v1/loads"))[1]["loads"]
+        info = (await client.get("/server_info"))[1]
+    assert [load["max_running_requests"] for load in loads] == [50, 50]
+    assert [load["max_total_num_tokens"] for load in loads] == [100, 100]
+    assert info["max_running_requests"] == 256
+    states = info["internal_states"]
+    assert [state["effective_max_running_requests_per_dp"] for state in states] == [50, 50]
 
 
 async def test_groups_share_the_requests():
@@ -411,7 +424,7 @@ async def test_a_restart_cuts_streams_and_forgets_everything(client):
         with pytest.raises(aiohttp.ClientError):
             await answer.read()
     assert client.engine.boot_id != boot
-    assert not (await client.metrics())["sglang:num_requests"].samples
+    assert "sglang:num_requests" not in await client.metrics()
     assert (await client.generate())[0] == 200
 
 

@@ -16,7 +16,7 @@ from specserve_sim.engine import NAME
 from specserve_sim.text import answer_ids, answer_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from specserve_sim.engine import Gauges, GroupLoad, SimEngine, Ticket
 
@@ -42,6 +42,29 @@ def loads_body(engine: SimEngine, include: frozenset[str]) -> dict[str, Any]:
             for rank, load in enumerate(engine.loads())
         ],
     }
+
+
+_PREFIXES = {"speculative": "spec", "disaggregation": "disagg"}
+
+
+def loads_text(engine: SimEngine, include: frozenset[str]) -> str:
+    """Return the load in Prometheus' text format, each number a gauge by data-parallel rank."""
+    lines: dict[str, list[str]] = {}
+    for load in loads_body(engine, include)["loads"]:
+        rank = load.pop("dp_rank")
+        for name, value in _flat(load):
+            lines.setdefault(name, [f"# TYPE {name} gauge"]).append(
+                f'{name}{{dp_rank="{rank}"}} {value}'
+            )
+    return "\n".join(line for family in lines.values() for line in family) + "\n"
+
+
+def _flat(load: Mapping[str, Any], prefix: str = "sglang") -> Iterator[tuple[str, float]]:
+    for key, value in load.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}_{_PREFIXES.get(key, key)}")
+        elif isinstance(value, int | float):
+            yield f"{prefix}_{key}", value
 
 
 def _group_load(
@@ -224,7 +247,7 @@ def server_info_body(engine: SimEngine) -> dict[str, Any]:
         "served_model_name": config.served_model_name,
         "tp_size": config.tensor_parallel,
         "dp_size": config.data_parallel,
-        "max_running_requests": config.running_cap * config.data_parallel,
+        "max_running_requests": config.request_limit,
         "max_total_num_tokens": config.max_total_tokens,
         "speculative_algorithm": config.algorithm,
         "speculative_num_steps": scheduler.active_steps if scheduler.has_draft else None,
@@ -233,7 +256,7 @@ def server_info_body(engine: SimEngine) -> dict[str, Any]:
         "admin_api_key": None,
         "internal_states": [
             {
-                "max_running_requests": config.running_cap,
+                "max_running_requests": config.request_limit,
                 "effective_max_running_requests_per_dp": config.running_cap,
                 "speculative_num_steps": group.scheduler.active_steps,
             }
@@ -306,13 +329,14 @@ def _metrics_lines(engine: SimEngine) -> Iterator[str]:
     for name, (meaning, by_streaming) in _COUNTERS.items():
         if fault == "drop" and name == "generation_tokens_total":
             continue
-        yield f"# HELP sglang:{name} {meaning} Simulated."
-        yield f"# TYPE sglang:{name} counter"
-        for key, value in sorted(engine.counters.items()):
-            if key[0] == name:
-                streaming = f'is_streaming="{key[1]}",' if by_streaming else ""
-                labels = f'engine_type="unified",{streaming}model_name={model}'
-                yield f"sglang:{name}{{{labels}}} {_number(float(value))}"
+        counts = sorted(item for item in engine.counters.items() if item[0][0] == name)
+        if counts:  # a counter is there from its first count on
+            yield f"# HELP sglang:{name} {meaning} Simulated."
+            yield f"# TYPE sglang:{name} counter"
+        for key, value in counts:
+            streaming = f'is_streaming="{key[1]}",' if by_streaming else ""
+            labels = f'engine_type="unified",{streaming}model_name={model}'
+            yield f"sglang:{name}{{{labels}}} {_number(float(value))}"
 
 
 def _number(value: float) -> str:

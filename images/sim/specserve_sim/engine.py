@@ -36,7 +36,15 @@ CONTROLLABLE_ALGORITHMS = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
 CAP_WITH_DRAFT = 48
 """Requests that SGLang runs at most as soon as a draft is loaded and no limit is given."""
 
-CAP_WITHOUT_DRAFT = 4096
+FEWEST_WITHOUT_LIMIT, MOST_WITHOUT_LIMIT = 2048, 4096
+"""Bounds of what SGLang gives itself without a draft and a limit, from the cache's size."""
+
+REQUESTS_PER_CONTEXT = 512
+"""Requests that it then reckons with for each full context that the cache holds."""
+
+TOKENS_PER_REQUEST = 2
+"""Tokens of the cache for each request at the least: a higher limit is lowered to that."""
+
 SHORTEST_SLEEP = 0.004
 """Seconds between two looks at an engine at least; shorter rounds are run several at a time."""
 
@@ -57,8 +65,8 @@ class EngineConfig:
         profile: name of the profile that gives its round times.
         tensor_parallel: ranks in each group.
         data_parallel: groups; requests go to the least loaded one.
-        max_running_requests: most requests decoding together, over all groups; None takes
-            SGLang's own limit, 48 with a draft.
+        max_running_requests: most requests decoding together in each group; None takes SGLang's
+            own limit, 48 with a draft.
         algorithm: speculative algorithm; None is a server without a draft. All are given the
             round times of the profile, whatever they were measured with.
         topk: branches of the draft tree; live control needs 1.
@@ -71,7 +79,8 @@ class EngineConfig:
         startup_seconds: wall-clock seconds of loading.
         api_key: user key; None leaves the serving routes open.
         admin_api_key: SGLang's admin key: refused on the routes that exist here.
-        max_total_tokens: size of the KV cache, reported only.
+        max_total_tokens: tokens that the KV cache of a group holds; nothing here but the limit
+            of requests depends on it.
         context_length: longest prompt with its answer.
         decode_log_interval: decode rounds between two looks at the gauges of /metrics.
         require_live: without live control the admin port says "not ready".
@@ -119,12 +128,25 @@ class EngineConfig:
         position_probability(self.accept_length)
 
     @property
+    def request_limit(self) -> int | None:
+        """What SGLang's argument comes to; None leaves it to the size of the cache."""
+        if self.max_running_requests is None and self.algorithm is not None:
+            return CAP_WITH_DRAFT
+        return self.max_running_requests
+
+    @property
     def running_cap(self) -> int:
-        """Most requests decoding together in one group."""
-        total = self.max_running_requests
-        if total is None:
-            total = CAP_WITHOUT_DRAFT if self.algorithm is None else CAP_WITH_DRAFT
-        return max(1, total // self.data_parallel)
+        """Most requests decoding together in one group.
+
+        As in SGLang, every group of plain data parallelism has the whole limit, lowered to what
+        the cache holds.
+        """
+        limit = self.request_limit
+        if limit is None:
+            contexts = self.max_total_tokens / self.context_length
+            limit = max(int(contexts * REQUESTS_PER_CONTEXT), FEWEST_WITHOUT_LIMIT)
+            limit = min(limit, MOST_WITHOUT_LIMIT)
+        return max(1, min(limit, self.max_total_tokens // TOKENS_PER_REQUEST))
 
     @property
     def first_steps(self) -> int | None:

@@ -33,6 +33,7 @@ from specserve_sim.answers import (
     SECTIONS,
     Generation,
     loads_body,
+    loads_text,
     metrics_text,
     models_body,
     server_info_body,
@@ -63,6 +64,7 @@ OPEN_PREFIXES: Final = ("/health", "/metrics", "/ready", "/sim/")
 DEFAULT_NEW_TOKENS: Final = 128
 KEEP_ALIVE_SECONDS: Final = 75
 TRANSPORT: Final = "specserve_sim.transport"
+_PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _STREAM_HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
@@ -252,15 +254,15 @@ def _loads(engine: SimEngine, request: Request) -> Response:
     include = frozenset(filter(None, request.query_params.get("include", "").split(",")))
     if include - SECTIONS:
         return PlainTextResponse("Internal Server Error", 500)
+    if request.query_params.get("format") == "prometheus":
+        return PlainTextResponse(loads_text(engine, include), media_type=_PROMETHEUS)
     return JSONResponse(loads_body(engine, include))
 
 
 def _metrics(engine: SimEngine, _: Request) -> Response:
     if not engine.config.metrics or engine.behaviour.metrics == "gone":
         return JSONResponse({"detail": "Not Found"}, 404)
-    return PlainTextResponse(
-        metrics_text(engine), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+    return PlainTextResponse(metrics_text(engine), media_type=_PROMETHEUS)
 
 
 def _models(engine: SimEngine, _: Request) -> Response:
