@@ -19,9 +19,8 @@ from specserve.engine import EngineClient
 from specserve.informer import Informer
 from specserve.kube import Kube, KubeError
 from specserve.leader import Elector
-from specserve.override import OverrideReader
-from specserve.prometheus import PrometheusClient
 from specserve.observed import Key
+from specserve.prometheus import PrometheusClient
 from specserve.reconcile import Reconciler
 from specserve.regulate import Regulator
 from specserve.settings import Settings
@@ -207,8 +206,8 @@ async def _steer(
     async with EngineClient(metric_names) as engines, servers:
         regulator = Regulator(
             engines,
-            holder=settings.holder,
             servers,
+            holder=settings.holder,
             samples_per_second=settings.samples_per_second,
             read_back_seconds=settings.read_back_seconds,
             changed=lambda key: reconciler.changed(key),  # noqa: PLW0108 - made below

@@ -15,22 +15,12 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from specserve import (
-    api,
-    conditions,
-    curves,
-    names,
-    observed,
-    queries,
-    status,
-    telemetry,
-    workload,
-)
+from specserve import api, conditions, names, observed, queries, status, telemetry, workload
 from specserve.cluster import Cluster
 from specserve.kube import KubeError, KubeRefused, KubeUnreachable, Object
 from specserve.observed import Credentials, Key, Owned, Pod, Trouble
 from specserve.status import Engine
-from specserve.target import Access, Notice, Standing, Target
+from specserve.target import Access, Notice, Target
 from specserve.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -61,6 +51,8 @@ _ROUTINE = frozenset(
         "Loading",
     }
 )
+#: Why a load is unknown, where another content of a Secret may mend it.
+_CREDENTIALS_REFUSED = frozenset({"Unauthorized", "KeyUnusable", "CertificateRejected"})
 _NEWSWORTHY = (
     conditions.READY,
     conditions.METRICS_FRESH,
@@ -70,8 +62,6 @@ _NEWSWORTHY = (
 )
 
 
-#: Why a load is unknown, where another content of a Secret may mend it.
-_CREDENTIALS_REFUSED = frozenset({"Unauthorized", "KeyUnusable", "CertificateRejected"})
 @dataclass(slots=True)
 class _Resource:
     """A SpecServe as last seen."""
@@ -307,6 +297,10 @@ class Reconciler:
             rejected = blocked.reason == conditions.SPEC_REJECTED
             self._queue.add(key, REJECTED_RECHECK if rejected else RECHECK)
             return "blocked"
+        errors = [one.sample_error for one in self._regulator.engines(key) if one.sample_error]
+        if any(code in _CREDENTIALS_REFUSED for code, _ in errors):
+            # Nobody tells of changes of the user's Secrets.
+            self._queue.add(key, RECHECK)
         return "ok"
 
     async def _vanished(self, resource: _Resource) -> str:
@@ -342,10 +336,6 @@ class Reconciler:
 
     def keys(self) -> frozenset[Key]:
         """All SpecServes that are known."""
-        errors = [one.sample_error for one in self._regulator.engines(key) if one.sample_error]
-        if any(code in _CREDENTIALS_REFUSED for code, _ in errors):
-            # Nobody tells of changes of the user's Secrets.
-            self._queue.add(key, RECHECK)
         return frozenset(self._resources)
 
     def _leave(self, resource: _Resource, blocked: Trouble) -> str:
@@ -381,20 +371,23 @@ class Reconciler:
     async def _bring_to(self, resource: _Resource, spec: api.SpecServeSpec) -> Trouble | None:
         owner = workload.Owner(resource.key[1], resource.key[0], resource.uid)
         missing, api_key = await self._user_keys(resource.key[0], spec)
+        access = await self._access(resource.key[0], spec)
+        missing = "; ".join(filter(None, (missing, access.missing)))
         credentials = await self._ensure_credentials(resource, owner, api_key)
-        found = await self._curve(resource.key, spec)
-        target = self._targets[resource.key] = Target(
-            key=resource.key,
-            policy=queries.paced(spec.policy),
-            draft=spec.draft,
-            tokens=credentials.tokens,
-            api_key=api_key,
-            model=_served_name(spec),
-            ranks=_ranks(spec),
-            curve=found.curve if found else None,
-            mode_until=_seconds(spec.policy.mode_until),
-            access=access,
-            last_switch=_seconds((resource.status.get("speculation") or {}).get("lastSwitchTime")),
+        self._regulator.configure(
+            Target(
+                key=resource.key,
+                policy=queries.paced(spec.policy),
+                draft=spec.draft,
+                tokens=credentials.tokens,
+                api_key=api_key,
+                model=_served_name(spec),
+                ranks=_ranks(spec),
+                access=access,
+                last_switch=_seconds(
+                    (resource.status.get("speculation") or {}).get("lastSwitchTime")
+                ),
+            )
         )
         desired = workload.desired(owner, spec, self._provision)
         await self._apply(resource, desired)
@@ -421,8 +414,6 @@ class Reconciler:
 
     def _in_place(
         self, resource: _Resource, manifest: workload.Manifest, one: Owned | None
-        access = await self._access(resource.key[0], spec)
-        missing = "; ".join(filter(None, (missing, access.missing)))
     ) -> bool:
         if one is None or one.owner != resource.uid:
             return False
@@ -498,48 +489,6 @@ class Reconciler:
 
     async def _user_keys(self, namespace: str, spec: api.SpecServeSpec) -> tuple[str, str | None]:
         """What is missing of the user's Secrets, and the key of the serving port."""
-        missing = []
-        refs = {
-            "spec.model.tokenSecretRef": spec.model.token_secret_ref,
-            "spec.engine.apiKeySecretRef": spec.engine.api_key_secret_ref,
-        }
-        api_key: str | None = None
-        for field, ref in refs.items():
-            if ref is None:
-                continue
-            item = await self._user_secret((namespace, ref.name))
-            if item is None:
-                missing.append(f"Secret {ref.name} is missing ({field})")
-            elif not (item.get("data") or {}).get(ref.key):
-                missing.append(f"Secret {ref.name} has no key {ref.key} ({field})")
-            elif field == "spec.engine.apiKeySecretRef":
-                # One trailing line break is what `kubectl create secret --from-file` leaves.
-                api_key = observed.decode(item["data"][ref.key]).rstrip("\n")
-        return "; ".join(missing), api_key
-
-    async def _user_secret(self, key: Key) -> Object | None:
-        read = self._user_secrets.get(key)
-        if read is None or self._clock() - read[0] > SECRET_TTL:
-            read = self._clock(), await self._cluster.get("Secret", *key)
-            self._user_secrets[key] = read
-        return read[1]
-
-    async def _ensure_credentials(
-        self, resource: _Resource, owner: workload.Owner, api_key: str | None
-    ) -> Credentials:
-        """Create the credentials once; afterwards add what is missing, rotate when asked."""
-        have = self._credentials.get(resource.key)
-        if have is None:
-            await self._confirm(resource)
-            have = await self._create_credentials(resource, owner, api_key)
-        annotations: dict[str, str] = {}
-        if self._holder and have.holder != self._holder:
-            if have.holder and resource.handed_to != self._holder:
-                raise _Blocked(
-                    conditions.OTHER_OPERATOR,
-                    f"served by the operator {have.holder}, and left alone by {self._holder}; "
-                    f"to hand it over, annotate the SpecServe: "
-                    f"{names.ANNOTATION_OPERATOR}={self._holder}",
         key_field = "spec.engine.apiKeySecretRef"
         found, missing = await self._secret_values(
             namespace,
@@ -582,6 +531,44 @@ class Reconciler:
     ) -> tuple[dict[str, str], str]:
         """Values of the user's Secrets by the field that names them, and what is missing."""
         found: dict[str, str] = {}
+        missing = []
+        for field, entry in entries.items():
+            if entry is None:
+                continue
+            name, key = entry
+            item = await self._user_secret((namespace, name))
+            if item is None:
+                missing.append(f"Secret {name} is missing ({field})")
+            elif not (item.get("data") or {}).get(key):
+                missing.append(f"Secret {name} has no key {key} ({field})")
+            else:
+                # One trailing line break is what `kubectl create secret --from-file` leaves.
+                found[field] = observed.decode(item["data"][key]).rstrip("\n")
+        return found, "; ".join(missing)
+
+    async def _user_secret(self, key: Key) -> Object | None:
+        read = self._user_secrets.get(key)
+        if read is None or self._clock() - read[0] > SECRET_TTL:
+            read = self._clock(), await self._cluster.get("Secret", *key)
+            self._user_secrets[key] = read
+        return read[1]
+
+    async def _ensure_credentials(
+        self, resource: _Resource, owner: workload.Owner, api_key: str | None
+    ) -> Credentials:
+        """Create the credentials once; afterwards add what is missing, rotate when asked."""
+        have = self._credentials.get(resource.key)
+        if have is None:
+            await self._confirm(resource)
+            have = await self._create_credentials(resource, owner, api_key)
+        annotations: dict[str, str] = {}
+        if self._holder and have.holder != self._holder:
+            if have.holder and resource.handed_to != self._holder:
+                raise _Blocked(
+                    conditions.OTHER_OPERATOR,
+                    f"served by the operator {have.holder}, and left alone by {self._holder}; "
+                    f"to hand it over, annotate the SpecServe: "
+                    f"{names.ANNOTATION_OPERATOR}={self._holder}",
                 )
             annotations[names.ANNOTATION_OPERATOR] = self._holder
         changes: dict[str, str] = {}
@@ -780,6 +767,10 @@ def _requests(spec: api.SpecServeSpec) -> int | None:
         return None
 
 
+def _entry(ref: api.SecretKeyRef | api.CertificateKeyRef | None) -> tuple[str, str] | None:
+    return None if ref is None else (ref.name, ref.key)
+
+
 def _token() -> str:
     return secrets.token_urlsafe(32)
 
@@ -805,7 +796,3 @@ def _seconds(moment: str | None) -> float | None:
     if not moment:
         return None
     return datetime.datetime.fromisoformat(moment).timestamp()
-def _entry(ref: api.SecretKeyRef | api.CertificateKeyRef | None) -> tuple[str, str] | None:
-    return None if ref is None else (ref.name, ref.key)
-
-
