@@ -1,0 +1,1 @@
+"""In the place of IPython, which SGLang imports for notebooks."""

@@ -1,0 +1,3 @@
+"""What SGLang imports when it starts."""
+
+HTML = display = None
