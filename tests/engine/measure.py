@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
+from tests.bench.measure import machine
 from tests.engine.client import Address, connected, ranks_of, until
 from tests.engine.flips import Load, flip, percentiles, switches
 from tests.engine.install import REPOSITORY
@@ -71,6 +73,9 @@ async def measure(options: argparse.Namespace) -> int:
     name = f"engine-{options.sglang}-{options.device}-tp{options.tp}"
     record = {
         "sglang": state["versions"]["sglang"],
+        "at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": machine(),
+        "versions": state["versions"],
         "device": options.device,
         "tp": len(state["groups"][0]["ranks"]),
         "contract": await contract(address, OUT / f"{name}.xml"),
