@@ -10,8 +10,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from specserve.kube import WATCH_IDLE, Kube, KubeError, KubeRefused, Object
 
@@ -52,7 +52,8 @@ class Informer(Generic[Value]):
         idle: float = WATCH_IDLE,
     ) -> None:
         self._kube = kube
-        self._path = path
+        #: Path of the collection.
+        self.path = path
         self._extract = extract
         self._changed = changed
         self._query = dict(query or {})
@@ -75,7 +76,7 @@ class Informer(Generic[Value]):
                 if version is None:
                     version = await self._list()
                 async for event in self._kube.watch(
-                    self._path,
+                    self.path,
                     {
                         **self._query,
                         "resourceVersion": version,
@@ -87,10 +88,8 @@ class Informer(Generic[Value]):
                     heard = True
                 self.heard = time.monotonic()
             except KubeRefused as error:
-                if error.status != 410:
-                    log.warning("%s: %s", self._path, error)
-                    pause = error.retry_after
-                if error.status != 429:
+                pause = self._refused(error)
+                if error.status not in {429, 503}:
                     # The version may be what is refused, as after a restore of etcd.
                     version = None
             except KubeError as error:
@@ -104,13 +103,30 @@ class Informer(Generic[Value]):
             await self._pause(max(backoff, pause))
             backoff = min(backoff * 2, BACKOFF_LONGEST)
 
+    def _refused(self, error: KubeRefused) -> float:
+        """Say so; returns the seconds that the server asks to wait."""
+        if error.status == 410:
+            return 0.0
+        log.warning("%s: %s", self.path, error)
+        if error.status == 403:
+            # Alive, and a restart would bring no rights; credentials it may bring.
+            self.heard = time.monotonic()
+        return error.retry_after
+
+    def clear(self) -> None:
+        """Forget everything, as if it had all vanished; not while `run` runs."""
+        for uid in list(self.values):
+            self._drop(uid)
+        self._versions = {}
+        self.synced.clear()
+
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds * (1 + random.random() / 2))  # noqa: S311
 
     async def _list(self) -> str:
         seen: dict[str, str] = {}
         version = ""
-        async for page in self._kube.pages(self._path, self._query):
+        async for page in self._kube.pages(self.path, self._query):
             for item in page.get("items") or ():
                 meta = item["metadata"]
                 seen[meta["uid"]] = meta["resourceVersion"]
@@ -151,3 +167,63 @@ class Informer(Generic[Value]):
     def _drop(self, uid: str) -> None:
         if uid in self.values:
             self._changed(self.values.pop(uid), None)
+
+
+class Informers:
+    """The informers of several namespaces; those of each come and go together.
+
+    Args:
+        make: Makes the informers of a namespace.
+    """
+
+    def __init__(self, make: Callable[[str], list[Informer[Any]]]) -> None:
+        self._make = make
+        self._running: dict[str, list[tuple[Informer[Any], asyncio.Task[None]]]] = {}
+        self._ended: asyncio.Future[asyncio.Task[None]] = asyncio.Future()
+
+    def __iter__(self) -> Iterator[Informer[Any]]:
+        """All that run."""
+        return (informer for some in self._running.values() for informer, _ in some)
+
+    def begin(self, namespace: str) -> None:
+        """Start those of a namespace."""
+        self._running[namespace] = [
+            (informer, self._start(informer)) for informer in self._make(namespace)
+        ]
+
+    def _start(self, informer: Informer[Any]) -> asyncio.Task[None]:
+        task = asyncio.create_task(informer.run())
+        task.add_done_callback(self._note)
+        return task
+
+    def _note(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self._ended.done():
+            self._ended.set_result(task)
+
+    async def synced(self, namespace: str) -> None:
+        """Wait until everything in a namespace is listed."""
+        for informer, _ in self._running[namespace]:
+            await informer.synced.wait()
+
+    async def end(self, namespace: str) -> None:
+        """Stop those of a namespace, and forget what they knew."""
+        running = self._running.pop(namespace)
+        await self._stop([task for _, task in running])
+        for informer, _ in running:
+            informer.clear()
+
+    async def run(self) -> None:
+        """Wait until one ends by itself, and end all others with it.
+
+        Raises:
+            Exception: What ended it.
+        """
+        try:
+            await (await asyncio.shield(self._ended))
+        finally:
+            await self._stop([task for some in self._running.values() for _, task in some])
+
+    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -75,6 +75,7 @@ class Kube:
     def __init__(self, api: client.ApiClient, calls: int = 64) -> None:
         self._api = api
         self._calls = asyncio.Semaphore(calls)
+        self._not_before: dict[str, float] = {}
 
     @classmethod
     async def connect(cls, calls: int = 64) -> Self:
@@ -197,6 +198,49 @@ class Kube:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise KubeUnreachable(f"watch {path}: {describe(error)}") from error
 
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return str(self._api.configuration.host)
+
+    def session(self) -> aiohttp.ClientSession:
+        """Make a session for a library that does the asking itself; whoever gets it closes it.
+
+        What it asks for counts as ours: it takes turns with our calls, is put off as long as the
+        server wishes, carries the credentials of the moment, and shows in the metrics.
+        """
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._api.rest_client.ssl_context),
+            proxy=self._api.configuration.proxy,
+            middlewares=(self._as_ours,),
+        )
+
+    async def _as_ours(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        path, query = request.url.path, request.url.query
+        watch = query.get("watch") == "true"
+        verb = "WATCH" if watch else request.method
+        loop = asyncio.get_running_loop()
+        # Whoever asks may give up before that; then it still holds for the next time.
+        await asyncio.sleep(self._not_before.get(path, 0.0) - loop.time())
+        self._not_before.pop(path, None)
+        headers: dict[str, str] = {}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, verb, None)
+        request.headers.update(headers)
+        try:
+            async with self._turn():
+                response = await handler(request)
+                if not watch:
+                    await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            telemetry.api_requests.labels(verb, "none").inc()
+            raise
+        telemetry.api_requests.labels(verb, str(response.status)).inc()
+        if after := _retry_after(response):
+            self._not_before[path] = loop.time() + after
+        return response
+
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         with telemetry.api_waiting.track_inprogress():
@@ -260,8 +304,13 @@ def _refused(response: aiohttp.ClientResponse, text: bytes) -> KubeRefused:
     if not isinstance(status, dict) or status.get("kind") != "Status":
         status = {"message": text[:200].decode(errors="replace")}
     status = {**status, "code": response.status}
+    return _status(status, _retry_after(response))
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float:
+    """Seconds that the server asks to wait; API servers give no dates."""
     after = response.headers.get("Retry-After", "")
-    return _status(status, float(after) if after.isdigit() else 0.0)
+    return float(after) if after.isdigit() else 0.0
 
 
 def _status(status: Object, retry_after: float = 0.0) -> KubeRefused:

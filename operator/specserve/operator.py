@@ -7,16 +7,14 @@ import logging
 import resource
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
-
-import kopf
 
 from specserve import handlers, names, observed, scope, signals, telemetry, workload
 from specserve.cluster import Cluster
 from specserve.engine import EngineClient
-from specserve.informer import Informer
+from specserve.informer import Informer, Informers
 from specserve.kube import Kube, KubeError
 from specserve.leader import Elector
 from specserve.observed import Key
@@ -48,6 +46,8 @@ _WATCHED = {
     "ServiceAccount": "/api/v1/{}serviceaccounts",
 }
 _POLICIES = {"NetworkPolicy": "/apis/networking.k8s.io/v1/{}networkpolicies"}
+#: Seconds in which namespaces are waited for to begin with all of them together.
+TOGETHER = 5.0
 #: Seconds after which an ended watch of SpecServes is begun again.
 AGAIN = 1.0
 #: Seconds between two looks whether the installed schema has changed.
@@ -221,95 +221,194 @@ async def _steer(
             provision=_provision(settings),
             holder=settings.holder,
         )
-        informers = list(_informers(kube, settings, found, reconciler))
-        checks = ["regulation", *(f"watch of {path}" for path, _ in informers)]
+        ground = _Ground(kube, settings, health, reconciler)
         telemetry.registry.register(regulator)
         health.watch("regulation", lambda: regulator.beat, TICK_LIMIT)
-        _count(informers, reconciler)
-        for path, informer in informers:
-            health.watch(f"watch of {path}", partial(getattr, informer, "heard"), WATCH_LIMIT)
+        telemetry.foreign.set_function(lambda: reconciler.foreign)
+        begun = [ground.ready.wait(), ground.informers.run(), ground.follow(found)]
         try:
-            async with _background([i.run() for _, i in informers]) as watching:
-                await _synced([i for _, i in informers], watching)
+            async with _background(begun) as tasks:
+                _, informing, following = tasks
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                await _first_failure([informing])
+                if following.done():
+                    await following
+                    return False
                 gc.freeze()
                 loops = [
                     regulator.run(),
-                    _relist(kube, found, reconciler),
+                    _relist(kube, ground, reconciler),
                     _post(notices, cluster, reconciler),
                     *(reconciler.work() for _ in range(settings.workers)),
                 ]
                 async with _background(loops) as working:
-                    changed = scope.changed(kube, settings.watch_namespaces, found)
-                    async with _background([changed]) as (moved,):
-                        others = [*watching, *working]
-                        return await _serve(settings, found, reconciler, others, moved)
+                    others = [informing, *working]
+                    return await _serve(settings, ground.watch, others, following)
         finally:
             gc.unfreeze()
             telemetry.registry.unregister(regulator)
-            health.forget(checks)
+            health.forget(["regulation"])
 
 
-def _informers(
-    kube: Kube, settings: Settings, serve: scope.Scope, reconciler: Reconciler
-) -> list[tuple[str, Informer[Any]]]:
-    found: list[tuple[str, Informer[Any]]] = []
-    query = {"labelSelector": names.OWNED_SELECTOR}
-    watched = _WATCHED | ({} if settings.network_policies == "Ignore" else _POLICIES)
-    for namespace in serve.namespaces or ("",):
-        where = f"namespaces/{namespace}/" if namespace else ""
-        pods = f"/api/v1/{where}pods"
-        found.append((pods, Informer(kube, pods, observed.pod, reconciler.take_pod, query)))
-        keys = f"/api/v1/{where}secrets"
-        found.append(
-            (
-                keys,
-                Informer(kube, keys, observed.credentials, reconciler.take_credentials, query),
-            )
+class _Ground:
+    """Where the operator works: namespaces come and go, and those that stay notice nothing.
+
+    Attributes:
+        informers: of what lies there.
+        watch: of the SpecServes there.
+        ready: Set once there is something to work on.
+    """
+
+    def __init__(
+        self, kube: Kube, settings: Settings, health: telemetry.Health, reconciler: Reconciler
+    ) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._health = health
+        self._reconciler = reconciler
+        self._wanted = settings.watch_namespaces
+        self._arriving: dict[str, asyncio.Task[None]] = {}
+        self._checks: dict[str, list[str]] = {}
+        self._barred: tuple[str, ...] = ()
+        self._said = ""
+        self._opened = False
+        self.informers = Informers(self._make)
+        self.watch = handlers.Watch(
+            kube,
+            lambda item, deleted: reconciler.take_resource(item, deleted=deleted),
+            everywhere=not self._wanted,
         )
-        for kind, template in watched.items():
-            path = template.format(where)
-            extract = partial(observed.owned, kind)
-            found.append((path, Informer(kube, path, extract, reconciler.take_owned, query)))
-    return found
+        self.ready = asyncio.Event()
+        self._count()
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The namespaces in which all is known; an empty one stands for all of them."""
+        return tuple(sorted(self.watch.namespaces)) if self._wanted else ("",)
+
+    async def follow(self, found: scope.Scope) -> None:
+        """Serve what was found, and what else comes; return when nothing of it is left."""
+        now: scope.Scope | None = found
+        here: set[str] = set()
+        try:
+            while now is not None:
+                there = set(now.namespaces) or {""}
+                self._barred = now.waiting
+                for namespace in here - there:
+                    await self._leave(namespace)
+                for namespace in there - here:
+                    self._arriving[namespace] = asyncio.create_task(self._enter(namespace))
+                here = there
+                await asyncio.wait(self._arriving.values(), timeout=TOGETHER)
+                await self._open()
+                now = await scope.changed(self._kube, self._wanted, now)
+        finally:
+            for namespace in here:
+                self._forget(namespace)
+
+    async def _enter(self, namespace: str) -> None:
+        """Watch SpecServes once the rest is listed: half the facts would make what is there."""
+        self.informers.begin(namespace)
+        await self.informers.synced(namespace)
+        if namespace:
+            await self.watch.add(namespace)
+        if self._opened:
+            await self._open()
+
+    async def _leave(self, namespace: str) -> None:
+        self._forget(namespace)
+        await self.watch.drop(namespace)
+        self._reconciler.leave(namespace)
+        await self.informers.end(namespace)
+
+    def _forget(self, namespace: str) -> None:
+        self._arriving.pop(namespace).cancel()
+        self._health.forget(self._checks.pop(namespace, ()))
+
+    async def _open(self) -> None:
+        """Begin with what has arrived, and say what has not."""
+        self._opened = True
+        if self.watch.namespaces or not self._wanted:
+            self.ready.set()
+        if not self._wanted:
+            return
+        telemetry.namespaces.labels("served").set(len(self.served))
+        telemetry.namespaces.labels("waiting").set(len(self._wanted) - len(self.served))
+        barred = [name for name in self._wanted if name in self._barred]
+        closed = [n for n in self._wanted if n not in self._barred and n not in self.served]
+        parts = []
+        if barred:
+            parts.append(f"no rights in {', '.join(barred)}; do they exist?")
+        if closed:
+            parts.append(f"not everything can be read in {', '.join(closed)}; see the log")
+        message = "; ".join(parts)
+        if message == self._said:
+            return
+        self._said = message
+        if message:
+            log.warning("namespaces that are not served yet: %s", message)
+            await _tell(self._kube, self._settings, "Warning", "NamespacesWaiting", message)
+        else:
+            message = "all namespaces of the list are served"
+            log.info("%s", message)
+            await _tell(self._kube, self._settings, "Normal", "NamespacesServed", message)
+
+    def _make(self, namespace: str) -> list[Informer[Any]]:
+        where = f"namespaces/{namespace}/" if namespace else ""
+        query = {"labelSelector": names.OWNED_SELECTOR}
+        watched = _WATCHED | ({} if self._settings.network_policies == "Ignore" else _POLICIES)
+        taken: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+            "/api/v1/{}pods": (observed.pod, self._reconciler.take_pod),
+            "/api/v1/{}secrets": (observed.credentials, self._reconciler.take_credentials),
+            **{
+                template: (partial(observed.owned, kind), self._reconciler.take_owned)
+                for kind, template in watched.items()
+            },
+        }
+        made = [
+            Informer(self._kube, template.format(where), extract, take, query)
+            for template, (extract, take) in taken.items()
+        ]
+        checks = self._checks[namespace] = []
+        for informer in made:
+            checks.append(f"watch of {informer.path}")
+            self._health.watch(checks[-1], partial(getattr, informer, "heard"), WATCH_LIMIT)
+        return made
+
+    def _count(self) -> None:
+        """Show how much is watched, over all namespaces."""
+        for template in ("pods", "secrets", *_WATCHED.values(), *_POLICIES.values()):
+            collection = template.rpartition("}")[2]
+            telemetry.watched.labels(collection).set_function(partial(self._objects, collection))
+        telemetry.watched.labels(names.PLURAL).set_function(lambda: self._reconciler.known)
+
+    def _objects(self, collection: str) -> int:
+        ours = (one for one in self.informers if one.path.endswith(f"/{collection}"))
+        return sum(len(one.values) for one in ours)
 
 
-async def _relist(kube: Kube, found: scope.Scope, reconciler: Reconciler) -> None:
+async def _relist(kube: Kube, ground: _Ground, reconciler: Reconciler) -> None:
     """List all SpecServes now and then: what a watch has missed is found, its ends among it."""
     while True:
         await asyncio.sleep(RELIST_SECONDS)
-        before = reconciler.keys()
-        items: list[Any] = []
-        try:
-            for namespace in found.namespaces or ("",):
-                where = f"namespaces/{namespace}/" if namespace else ""
-                path = f"/apis/{names.API_VERSION}/{where}{names.PLURAL}"
-                async for page in kube.pages(path):
+        for namespace in ground.served:
+            before = reconciler.keys(namespace)
+            where = f"namespaces/{namespace}/" if namespace else ""
+            items: list[Any] = []
+            try:
+                async for page in kube.pages(f"/apis/{names.API_VERSION}/{where}{names.PLURAL}"):
                     items += page.get("items") or ()
-        except KubeError as error:
-            log.warning("SpecServes were not listed anew: %s", error)
-            continue
-        reconciler.relist(items, before)
-
-
-def _count(informers: list[tuple[str, Informer[Any]]], reconciler: Reconciler) -> None:
-    """Show how much is watched, over all namespaces."""
-    alike: dict[str, list[Informer[Any]]] = defaultdict(list)
-    for path, informer in informers:
-        alike[path.rpartition("/")[2]].append(informer)
-    for collection, of in alike.items():
-        telemetry.watched.labels(collection).set_function(partial(_objects, of))
-    telemetry.watched.labels(names.PLURAL).set_function(lambda: reconciler.known)
-    telemetry.foreign.set_function(lambda: reconciler.foreign)
-
-
-def _objects(informers: list[Informer[Any]]) -> int:
-    return sum(len(informer.values) for informer in informers)
+            except KubeError as error:
+                log.warning("SpecServes were not listed anew: %s", error)
+                continue
+            if namespace in ground.served:
+                reconciler.relist(items, before)
 
 
 @contextlib.asynccontextmanager
 async def _background(
-    work: list[Coroutine[Any, Any, None]],
-) -> AsyncIterator[list[asyncio.Task[None]]]:
+    work: Sequence[Coroutine[Any, Any, Any]],
+) -> AsyncIterator[list[asyncio.Task[Any]]]:
     """Run coroutines as tasks for the length of a `with` block."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
@@ -320,65 +419,37 @@ async def _background(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _synced(informers: list[Informer[Any]], watching: list[asyncio.Task[None]]) -> None:
-    """Wait until everything is listed: deciding on half the facts would create what is there."""
-
-    async def all_listed() -> None:
-        for informer in informers:
-            await informer.synced.wait()
-
-    async with _background([all_listed()]) as (waiting,):
-        await asyncio.wait({waiting, *watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            await _first_failure(watching)
-
-
 async def _serve(
     settings: Settings,
-    serve: scope.Scope,
-    reconciler: Reconciler,
-    others: list[asyncio.Task[None]],
-    moved: asyncio.Task[None],
+    watch: handlers.Watch,
+    others: list[asyncio.Task[Any]],
+    following: asyncio.Task[None],
 ) -> bool:
-    """Run kopf until it ends, or until something else can be served.
+    """Watch SpecServes until the process is asked to end, or until nothing is left to serve.
 
-    None of our own tasks may end before it.
+    None of our own tasks may end before that.
 
     Returns:
-        Whether it ended because it was asked to.
+        Whether it was asked to end.
     """
 
     async def stop() -> None:
-        for task in others:
+        for task in (*others, following):
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*others, following, return_exceptions=True)
 
-    # By itself kopf asks for the name of the process's user, which a numeric one does not have.
-    identity: Any = settings.identity
-    where: dict[str, Any] = (
-        {"namespaces": list(serve.namespaces)} if serve.namespaces else {"clusterwide": True}
-    )
-    watch = asyncio.create_task(
-        kopf.operator(
-            registry=handlers.registry,
-            settings=handlers.settings(),
-            memo=kopf.Memo(reconciler=reconciler, stop=stop),
-            standalone=True,
-            identity=identity,
-            **where,
-        )
-    )
+    watching = asyncio.create_task(watch.run(settings.identity, stop))
     try:
-        await asyncio.wait({watch, moved, *others}, return_when=asyncio.FIRST_COMPLETED)
-        if moved.done():
-            await moved
+        await asyncio.wait({watching, following, *others}, return_when=asyncio.FIRST_COMPLETED)
+        if following.done() and not following.cancelled():
+            await following
             return False
         await _first_failure(others)
         # None has failed: kopf is ending, and has cancelled them in its clean-up.
-        return await _ended(watch)
+        return await _ended(watching)
     finally:
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def _ended(watch: asyncio.Task[None]) -> bool:

@@ -334,9 +334,14 @@ class Reconciler:
                 self._queue.add(key)
                 self._doubted.add(key)
 
-    def keys(self) -> frozenset[Key]:
-        """All SpecServes that are known."""
-        return frozenset(self._resources)
+    def keys(self, namespace: str = "") -> frozenset[Key]:
+        """All SpecServes that are known, of a namespace or of all."""
+        return frozenset(key for key in self._resources if namespace in ("", key[0]))
+
+    def leave(self, namespace: str) -> None:
+        """Forget the SpecServes of a namespace; nothing in the cluster is touched."""
+        for key in self.keys(namespace):
+            self._forget(key)
 
     def _leave(self, resource: _Resource, blocked: Trouble) -> str:
         """Keep off what another installation serves; its status is that one's, too."""

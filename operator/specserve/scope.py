@@ -6,7 +6,7 @@ are open to every ServiceAccount; whether there are rights in a namespace shows 
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,7 @@ from specserve.kube import Kube, KubeError, KubeRefused
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what there is; and when each look asks all namespaces of a list, of
-#: which none is waited for.
+#: Seconds between two looks at what there is, and between two at the namespaces that are served.
 LOOK = 10.0
 LOOK_AT_ALL = 60.0
 #: Seconds between two looks while there is nothing to serve, and between two lines about it.
@@ -57,26 +56,26 @@ async def installed(kube: Kube) -> bool:
     return any(one["name"] == names.PLURAL for one in listed["resources"])
 
 
-async def find(kube: Kube, wanted: Sequence[str]) -> Scope | None:
+async def find(kube: Kube, wanted: Sequence[str], known: Collection[str] = ()) -> Scope | None:
     """What can be served now; None if there is nothing.
 
     Args:
         kube: Connection to the API server.
         wanted: Namespaces to serve; empty means all.
+        known: Those of them that need not be asked about: they are served.
 
     Raises:
         KubeError: The API server did not say.
     """
     if not await installed(kube):
         return None
-    rights = await asyncio.gather(*(_may_list(kube, namespace) for namespace in wanted))
-    served = tuple(name for name, may in zip(wanted, rights, strict=True) if may)
-    if wanted:
-        telemetry.namespaces.labels("served").set(len(served))
-        telemetry.namespaces.labels("waiting").set(len(wanted) - len(served))
-        if not served:
-            return None
-    return Scope(served, tuple(name for name in wanted if name not in served))
+    unknown = [name for name in wanted if name not in known]
+    rights = await asyncio.gather(*(_may_list(kube, name) for name in unknown))
+    barred = {name for name, may in zip(unknown, rights, strict=True) if not may}
+    served = tuple(name for name in wanted if name not in barred)
+    if wanted and not served:
+        return None
+    return Scope(served, tuple(name for name in wanted if name in barred))
 
 
 async def wait(kube: Kube, wanted: Sequence[str]) -> Scope:
@@ -89,8 +88,6 @@ async def wait(kube: Kube, wanted: Sequence[str]) -> Scope:
         try:
             scope = await find(kube, wanted)
             if scope is not None:
-                for name in scope.waiting:
-                    log.warning("namespace %s: no rights there yet; does it exist?", name)
                 return scope
             if wanted and await installed(kube):
                 missing = f"no rights on {names.PLURAL} in {', '.join(wanted)}; do they exist?"
@@ -104,28 +101,39 @@ async def wait(kube: Kube, wanted: Sequence[str]) -> Scope:
         await asyncio.sleep(pause)
 
 
-async def changed(kube: Kube, wanted: Sequence[str], scope: Scope) -> None:
-    """Return when something else can be served than before."""
+async def changed(kube: Kube, wanted: Sequence[str], scope: Scope) -> Scope | None:
+    """Return what can be served when it is something else than before; None if it is nothing.
+
+    Args:
+        kube: Connection to the API server.
+        wanted: Namespaces to serve; empty means all.
+        scope: What could be served before.
+    """
+    loop = asyncio.get_running_loop()
     gone = 0
     usual = LOOK_AT_ALL if wanted and not scope.waiting else LOOK
+    at_all = loop.time() + LOOK_AT_ALL
     pause = usual
     while True:
         await asyncio.sleep(pause)
         pause = usual
+        # A margin, for a pause may end a moment early.
+        everywhere = gone > 0 or loop.time() > at_all - 1.0
         try:
-            now = await find(kube, wanted)
+            now = await find(kube, wanted, () if everywhere else scope.namespaces)
         except KubeError as error:
             if isinstance(error, KubeRefused):
                 pause = max(pause, error.retry_after)
             continue
+        if everywhere:
+            at_all = loop.time() + LOOK_AT_ALL
         if now is None:
             gone += 1
             pause = LOOK
         else:
             gone = 0
         if gone >= _GONE_LOOKS or (now is not None and now != scope):
-            log.warning("what can be served has changed: %s, was %s", now, scope)
-            return
+            return now
 
 
 async def published(kube: Kube) -> str:

@@ -61,10 +61,10 @@ class ApiServer:
             if connection.transport:
                 connection.transport.abort()
 
-    def kube(self) -> Kube:
+    def kube(self, calls: int = 64) -> Kube:
         settings = client.Configuration()
         settings.host = f"http://127.0.0.1:{self.port}"
-        return Kube(client.ApiClient(configuration=settings))
+        return Kube(client.ApiClient(configuration=settings), calls)
 
     # -- objects
 

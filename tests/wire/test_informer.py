@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from specserve import informer as module
-from specserve.informer import Informer
+from specserve.informer import Informer, Informers
 from tests.wire.apiserver import PODS, ApiServer, failure
 
 
@@ -275,3 +275,63 @@ async def test_a_list_without_items_is_empty(server, kube):
     async with copy_of(kube) as copy:
         await asyncio.wait_for(copy.informer.synced.wait(), 5)
         assert copy.informer.values == {}
+
+
+async def test_lost_rights_are_no_loss_of_life(server, kube):
+    """A restart would not bring them back; the other namespaces go on."""
+    async with copy_of(kube) as copy:
+        await asyncio.wait_for(copy.informer.synced.wait(), 5)
+        await server.watched()
+
+        async def refuse(_: web.Request) -> web.Response:
+            return failure(403, "Forbidden")
+
+        server.fault = refuse
+        await server.go_down()
+        await server.listen()
+        heard = copy.informer.heard
+        async with asyncio.timeout(10):
+            while copy.informer.heard == heard:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_informers_of_a_namespace_come_and_go_together(server, kube):
+    await server.put("a", value="1")
+    told: list[tuple[str | None, str | None]] = []
+
+    def make(namespace: str) -> list[Informer[str]]:
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        take = lambda old, new: told.append((old, new))  # noqa: E731
+        return [Informer(kube, path, lambda item: item["value"], take) for _ in range(2)]
+
+    informers = Informers(make)
+    running = asyncio.create_task(informers.run())
+    for namespace in ("one", "two"):
+        informers.begin(namespace)
+        await asyncio.wait_for(informers.synced(namespace), 5)
+    assert told == [(None, "1")] * 4
+    assert len(list(informers)) == 4
+    await server.watched(4)
+    await informers.end("one")
+    assert told[4:] == [("1", None)] * 2
+    await server.put("a", value="2")
+    async with asyncio.timeout(5):
+        while told[6:] != [("1", "2")] * 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(told) == 8
+
+
+async def test_an_informer_that_ends_ends_all(server, kube):
+    await server.put("a", nothing="1")
+    informers = Informers(
+        lambda namespace: [Informer(kube, PODS, lambda item: item[namespace], lambda _, __: None)]
+    )
+    running = asyncio.create_task(informers.run())
+    informers.begin("nothing")
+    await asyncio.wait_for(informers.synced("nothing"), 5)
+    informers.begin("else")
+    with pytest.raises(KeyError, match="else"):
+        await asyncio.wait_for(running, 5)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.aio import client, config
@@ -158,3 +159,75 @@ async def test_an_ipv6_api_server_gets_its_brackets(tmp_path, monkeypatch):
     loader = config.incluster_config.InClusterConfigLoader(str(token), str(root))
     loader.load_and_set(settings)
     assert settings.host == "https://[fd00:10:96::1]:443"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_librarys_requests_wait_as_long_as_the_server_asks(server, kube, status: int):
+    server.fault = answering(lambda: failure(status, "Later", **{"Retry-After": "1"}))
+    async with kube.session() as session:
+        url = f"{kube.server}{PODS}"
+        async with session.get(url, params={"limit": "1"}) as answer:
+            assert answer.status == status
+        server.fault = None
+        async with session.get(url, params={"limit": "1"}) as answer:
+            assert (await answer.json())["items"] == []
+        async with session.get(url) as answer:
+            assert answer.status == 200
+    assert server.times[1] - server.times[0] >= 1.0
+    assert server.times[2] - server.times[1] < 0.5
+
+
+async def test_a_library_that_gives_up_while_it_waits_still_waits_the_next_time(server, kube):
+    server.fault = answering(lambda: failure(503, "Later", **{"Retry-After": "1"}))
+    async with kube.session() as session:
+        url = f"{kube.server}{PODS}"
+        await session.get(url)
+        server.fault = None
+        with pytest.raises(TimeoutError):
+            await session.get(url, timeout=aiohttp.ClientTimeout(total=0.1))
+        assert len(server.times) == 1
+        await session.get(url)
+    assert server.times[1] - server.times[0] >= 1.0
+
+
+async def test_a_librarys_requests_take_turns_with_ours_and_watches_do_not_keep_theirs(server):
+    under_way, most = 0, 0
+
+    async def slow(_: web.Request) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.05)
+        under_way -= 1
+
+    server.fault = slow
+    async with server.kube(calls=2) as kube, kube.session() as session:
+
+        async def ask() -> None:
+            async with session.get(f"{kube.server}{PODS}") as answer:
+                assert answer.status == 200
+
+        async def watch() -> None:
+            query = {"watch": "true", "resourceVersion": "100"}
+            watches.append(await session.get(f"{kube.server}{PODS}", params=query))
+
+        watches: list[aiohttp.ClientResponse] = []
+        await asyncio.gather(*(watch() for _ in range(4)))
+        await asyncio.gather(*(ask() for _ in range(4)), *(kube.call("GET", PODS) for _ in "abcd"))
+        for one in watches:
+            one.close()
+    assert most == 2
+
+
+async def test_a_librarys_requests_carry_the_token_of_the_moment(server, kube):
+    async def current(configuration: client.Configuration) -> None:
+        configuration.api_key["BearerToken"] = f"Bearer {next(tokens)}"
+
+    tokens = iter(["one", "two"])
+    kube._api.configuration.api_key["BearerToken"] = "to be read"
+    kube._api.configuration.refresh_api_key_hook = current
+    async with kube.session() as session:
+        for _ in range(2):
+            await session.get(f"{kube.server}{PODS}")
+    sent = [request.headers["Authorization"] for request in server.requests]
+    assert sent == ["Bearer one", "Bearer two"]
