@@ -10,7 +10,7 @@ engine's admin endpoint. Times are seconds on one clock of the caller's.
 from specserve.policy.acceptance import Acceptance
 from specserve.policy.curve import Curve, CurveError
 from specserve.policy.decision import decide
-from specserve.policy.evidence import crashed
+from specserve.policy.evidence import crashed, pardoned
 from specserve.policy.knowledge import Knowledge
 from specserve.policy.rounds import Accepted, Cell, Rounds
 from specserve.policy.state import Context, Memory, Mode, Sample, Setting, Verdict
@@ -32,5 +32,6 @@ __all__ = [
     "Verdict",
     "crashed",
     "decide",
+    "pardoned",
     "unreachable",
 ]

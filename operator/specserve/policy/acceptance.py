@@ -65,13 +65,14 @@ class Counts:
     """Faded counts of one engine's verifies.
 
     Attributes:
-        base: The engine's counters at the last reading; the next is compared with them.
+        base: The engine's counters at the last reading; the next is compared with them. None
+            before the first, which says only what was long ago.
         at: When verifies were last counted, None before.
         trials: Verifies that had a first, second ... draft.
         accepted: Of these, how many had it accepted.
     """
 
-    base: tuple[Accepted, ...] = ()
+    base: tuple[Accepted, ...] | None = None
     at: float | None = None
     trials: tuple[float, ...] = ()
     accepted: tuple[float, ...] = ()
@@ -88,6 +89,8 @@ class Counts:
             The counts, and the verifies of the interval. A counter that went down begins a new
             base: that interval says nothing.
         """
+        if self.base is None:
+            return replace(self, base=rounds.acceptance), 0
         trials, accepted = _between(self.base, rounds.acceptance)
         based = replace(self, base=rounds.acceptance)
         if not judged or not trials or trials[0] <= 0:
@@ -118,6 +121,10 @@ class Counts:
             if abs(new.length(shared) - length) > CHANGED * error:
                 return 0.0
         return math.exp(-(now - self.at) / FADING)
+
+    def verifies(self, steps: int) -> int:
+        """Verifies at a step count up to the last reading."""
+        return sum(entry.verifies for entry in self.base or () if entry.steps == steps)
 
     @property
     def acceptance(self) -> Acceptance | None:

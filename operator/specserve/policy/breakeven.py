@@ -50,7 +50,7 @@ class Arm:
 
 def batch_of(context: Context, sample: Sample) -> int:
     """The batch that the demand amounts to in one data-parallel rank: queued requests count."""
-    demand = sample.running + sample.queued
+    demand = sum(context.load(sample))
     if sample.capacity is not None:
         demand = min(demand, sample.capacity)
     return max(1, -(-demand // max(context.ranks, 1)))
@@ -178,11 +178,14 @@ def steps_at(tiers: Tiers, batch: int) -> int:
     return [steps for least, steps in tiers if least <= min(batch, LARGEST_BATCH)][-1]
 
 
-def numbers(known: tuple[Arm, ...], batch: int, sample: Sample) -> tuple[tuple[str, float], ...]:
+def numbers(
+    context: Context, known: tuple[Arm, ...], batch: int, sample: Sample
+) -> tuple[tuple[str, float], ...]:
     """What a decision rests on, by name."""
+    running, queued = context.load(sample)
     load = (
-        ("running", float(sample.running)),
-        ("queued", float(sample.queued)),
+        ("running", float(running)),
+        ("queued", float(queued)),
         ("batch", float(batch)),
     )
     weighed = tuple(
@@ -200,7 +203,8 @@ def numbers(known: tuple[Arm, ...], batch: int, sample: Sample) -> tuple[tuple[s
 def words(known: tuple[Arm, ...], steps: int, batch: int) -> tuple[str, str]:
     """Why `steps` is right at a batch, as (code, words); `known` must not be empty."""
     if steps == 0:
-        arm = max(known, key=lambda arm: arm.value)
+        tried = [arm for arm in known if arm.source != "Estimate"]
+        arm = max(tried or known, key=lambda arm: arm.value)
         code, relation = "BelowBreakEven", "below"
     else:
         arm = next((arm for arm in known if arm.steps == steps), known[-1])

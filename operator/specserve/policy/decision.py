@@ -83,7 +83,9 @@ def _judge(
     lost = sample is None or now - _heard(memory, now) > policy.stale_after_seconds
     pin = _PINS.get(policy.mode)
     if pin is not None:
-        load = "load unknown" if sample is None or lost else threshold.load(policy, sample)
+        load = "load unknown"
+        if sample is not None and not lost:
+            load = threshold.load(policy, context, sample)
         memory = _unwatched(memory)
         return _enter(memory, pin, f"Pinned{pin}", f"pinned by policy.mode, {load}", now)
     if memory.crashed:
@@ -127,14 +129,19 @@ def _see(
         return _weigh(policy, memory, sample, new, now, context)
     if looked is not None:
         memory = _withdraw(policy, memory, looked, now, changed=True)
-    return _compare(policy, memory, sample, new, now)
+    return _compare(policy, memory, sample, new, now, context)
 
 
 def _compare(
-    policy: api.Policy, memory: Memory, sample: Sample, new: bool, now: float
+    policy: api.Policy,
+    memory: Memory,
+    sample: Sample,
+    new: bool,
+    now: float,
+    context: Context,
 ) -> tuple[Verdict, Memory]:
     """Let the bounds of the Threshold strategy speak on a load that is known."""
-    proposal = threshold.propose(policy, sample)
+    proposal = threshold.propose(policy, context, sample)
     if memory.mode is None:
         mode: Mode = "Off" if proposal.mode == "Off" else "On"
         return _enter(memory, mode, "FirstReading", f"first reading, {proposal.numbers}", now)
@@ -171,7 +178,7 @@ def _weigh(
     if known:
         code, why = breakeven.words(known, steps, batch)
     else:
-        proposal = threshold.propose(policy, sample)
+        proposal = threshold.propose(policy, context, sample)
         code, why = "Learning", f"break-even not known here yet, {proposal.numbers}"
     setting = Setting(wanted, _draft_kv(policy, memory))
     verdict = Verdict(
@@ -180,7 +187,7 @@ def _weigh(
         f"{'on' if steps else 'off'}: {why}",
         flip=False,
         setting=setting,
-        numbers=breakeven.numbers(known, batch, sample),
+        numbers=breakeven.numbers(context, known, batch, sample),
     )
     if looked is not None:
         return _looked(policy, memory, looked, verdict, setting, known, batch, now)

@@ -79,7 +79,11 @@ def read(policy: api.Policy, memory: Memory, sample: Sample, now: float) -> Memo
         bad = length <= policy.draft_guard.accept_length_centi / 100
         ineffective = ineffective + 1 if bad else 0
     watch = trial.observe(
-        memory.watch, rounds, sample.running, probing=memory.probing.active is not None
+        memory.watch,
+        rounds,
+        sample.running,
+        length=acceptance.length(len(acceptance.survival)) if acceptance and verifies else None,
+        probing=memory.probing.active is not None,
     )
     return replace(memory, read=rounds.at, counts=counts, ineffective=ineffective, watch=watch)
 
@@ -89,3 +93,10 @@ def crashed(memory: Memory, now: float) -> Memory:
     recent = tuple(at for at in memory.crashes if at > now - CRASH_WINDOW)
     crashes = (*recent, now)
     return replace(memory, crashes=crashes, crashed=memory.crashed or len(crashes) >= CRASHES)
+
+
+def pardoned(memory: Memory) -> Memory:
+    """Forget the ends of an engine that had another draft, and what that draft won."""
+    return replace(
+        memory, crashes=(), crashed=False, ineffective=0, counts=replace(memory.counts, at=None)
+    )

@@ -99,8 +99,7 @@ def due(
     known = context.knowledge.ratio(batch, steps or present) is not None
     if _loss(context, acceptance, batch, steps, present) * TYPICAL > credit(policy, probing, now):
         return None
-    verifies = sum(e.verifies for e in memory.counts.base if e.steps == steps)
-    return Probe(steps, now, verifies, memory.ordered, known, why)
+    return Probe(steps, now, memory.counts.verifies(steps), memory.ordered, known, why)
 
 
 def _look_on(
@@ -125,13 +124,16 @@ def _look_on(
         return deepest, "what a round with drafts takes here is not known"
     if all((steps + 1) / ratio <= needed for steps, ratio in known.items()):
         return None  # not even with every draft accepted
-    if acceptance is None or now - acceptance.at >= wait:
-        return deepest, "acceptance is not known" if acceptance is None else (
-            f"acceptance was last seen {guard.seconds(now - acceptance.at)} ago"
-        )
+    if acceptance is None:
+        return deepest, "acceptance is not known"
+    promising = _untried(context, acceptance, batch, needed)
+    if promising is not None:
+        return promising
+    if now - acceptance.at >= wait:
+        return deepest, f"acceptance was last seen {guard.seconds(now - acceptance.at)} ago"
     if context.knowledge.ratio(batch, deepest) is None:
         return deepest, "the curve has not been checked here"
-    return _untried(context, acceptance, batch, needed)
+    return None
 
 
 def _look_else(
@@ -197,8 +199,7 @@ def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: fl
         return False
     if probe.steps == 0:
         return True
-    seen = sum(e.verifies for e in memory.counts.base if e.steps == probe.steps)
-    return seen - probe.verifies >= ENOUGH_VERIFIES
+    return memory.counts.verifies(probe.steps) - probe.verifies >= ENOUGH_VERIFIES
 
 
 def begun(probing: Probing, probe: Probe) -> Probing:

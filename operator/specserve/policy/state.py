@@ -69,6 +69,8 @@ class Context:
         curve: A curve known beforehand, None if there is none.
         knowledge: What the pods of the SpecServe have learnt together.
         may_probe: Whether a probe may begin; no when another pod is at it.
+        demand: Requests running and queued in a mean pod of the SpecServe, where the fleet's
+            load decides; None where the pod's own does.
     """
 
     steps: tuple[int, ...] = (0, 3)
@@ -76,6 +78,13 @@ class Context:
     curve: Curve | None = None
     knowledge: Knowledge = field(default_factory=Knowledge)
     may_probe: bool = True
+    demand: tuple[float, float] | None = None
+
+    def load(self, sample: Sample) -> tuple[int, int]:
+        """The requests running and queued that decide."""
+        if self.demand is None:
+            return sample.running, sample.queued
+        return round(self.demand[0]), round(self.demand[1])
 
     @property
     def deepest(self) -> int:
@@ -131,11 +140,13 @@ class Rate:
         per_request: Tokens per second and running request, the newest weighing most.
         batch: Running requests, likewise.
         seconds: Time behind it.
+        length: Acceptance length when it began, None if not seen.
     """
 
     per_request: float
     batch: float
     seconds: float
+    length: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +263,7 @@ class Memory:
         mode: Mode | None,
         since: float | None,
         tiers: tuple[tuple[int, int], ...] = (),
+        now: float = -math.inf,
     ) -> Self:
         """Memory after an operator restart.
 
@@ -259,12 +271,18 @@ class Memory:
             mode: What the engine's read-back says, None if it does not say.
             since: Last recorded switch on the caller's clock, None if none is on record.
             tiers: The table that the engine follows, as in `Setting`; empty if it has none.
+            now: The time; probes wait from here on, as the old process's are not known.
         """
-        ordered = Setting(tiers) if tiers else None
+        begun = cls(
+            mode=mode,
+            ordered=Setting(tiers) if tiers else None,
+            table=tiers,
+            probing=Probing(after=now + FIRST_WAIT),
+        )
         if mode is None or since is None:
-            return cls(mode=mode, ordered=ordered, table=tiers)
+            return begun
         # Earlier flips are lost with the old process; the one on record still counts.
-        return cls(mode=mode, since=since, flips=(since,), ordered=ordered, table=tiers)
+        return replace(begun, since=since, flips=(since,))
 
     def reboot(self) -> Self:
         """Memory for the next process of the same engine: decisions stay, readings do not."""
@@ -277,7 +295,7 @@ class Memory:
             stalled=False,
             tokens=None,
             read=None,
-            counts=replace(self.counts, base=()),
+            counts=replace(self.counts, base=None),
             weighed=None,
             probing=replace(self.probing, active=None),
             watch=Watch(frozen=self.watch.frozen),

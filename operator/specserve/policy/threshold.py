@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specserve import api
-from specserve.policy.state import Mode, Sample
+from specserve.policy.state import Context, Mode, Sample
 
 _WORDS: Final = {"InFlight": "in flight", "Running": "running", "Queued": "queued"}
 
@@ -18,25 +18,27 @@ class Proposal:
     numbers: str
 
 
-def signal(policy: api.Policy, sample: Sample) -> int:
+def signal(policy: api.Policy, context: Context, sample: Sample) -> int:
     """The number of requests that the bounds are compared with."""
+    running, queued = context.load(sample)
     if policy.signal == "Running":
-        return sample.running
+        return running
     if policy.signal == "Queued":
-        return sample.queued
-    return sample.running + sample.queued
+        return queued
+    return running + queued
 
 
-def load(policy: api.Policy, sample: Sample) -> str:
+def load(policy: api.Policy, context: Context, sample: Sample) -> str:
     """The signal in words."""
-    return f"{signal(policy, sample)} {_WORDS[policy.signal]}"
+    where = "" if context.demand is None else " in the mean pod"
+    return f"{signal(policy, context, sample)} {_WORDS[policy.signal]}{where}"
 
 
-def propose(policy: api.Policy, sample: Sample) -> Proposal:
+def propose(policy: api.Policy, context: Context, sample: Sample) -> Proposal:
     """Compare the signal with the bounds. A value on a bound lies between them."""
-    value = signal(policy, sample)
+    value = signal(policy, context, sample)
     bounds = policy.threshold
-    what = load(policy, sample)
+    what = load(policy, context, sample)
     if value > bounds.off_above:
         return Proposal("Off", "AboveThreshold", f"{what} above {bounds.off_above}")
     if value < bounds.on_below:

@@ -20,12 +20,24 @@ FADING: Final = 10.0
 ENOUGH: Final = 5.0
 #: Largest relative difference between the loads before and after.
 LIKE: Final = 0.25
+#: Largest relative difference between acceptance lengths of one traffic.
+TRAFFIC: Final = 0.05
 #: Seconds after which a flip that could not be judged is forgotten.
 FORGOTTEN: Final = 30.0
 
 
-def observe(watch: Watch, rounds: Rounds, running: int, *, probing: bool) -> Watch:
-    """Take in the token count of a read-back."""
+def observe(
+    watch: Watch, rounds: Rounds, running: int, length: float | None, *, probing: bool
+) -> Watch:
+    """Take in the token count of a read-back.
+
+    Args:
+        watch: Before.
+        rounds: The read-back.
+        running: Requests running.
+        length: Acceptance length of the traffic, None if not seen. Other traffic is no like load.
+        probing: Whether a probe is under way.
+    """
     if rounds.tokens_total is None or running == 0 or probing:
         return replace(watch, base=None)
     base = (rounds.at, rounds.tokens_total)
@@ -35,9 +47,8 @@ def observe(watch: Watch, rounds: Rounds, running: int, *, probing: bool) -> Wat
     won = rounds.tokens_total - watch.base[1]
     if lasted <= 0 or won < 0:
         return replace(watch, base=base)
-    return replace(
-        watch, base=base, rate=_blend(watch.rate, won / lasted / running, running, lasted)
-    )
+    new = Rate(won / lasted / running, float(running), lasted, length)
+    return replace(watch, base=base, rate=_blend(watch.rate, new))
 
 
 def idle(watch: Watch) -> Watch:
@@ -45,15 +56,23 @@ def idle(watch: Watch) -> Watch:
     return watch if watch.base is None else replace(watch, base=None)
 
 
-def _blend(rate: Rate | None, per_request: float, batch: int, lasted: float) -> Rate:
-    if rate is None or abs(batch / rate.batch - 1) > LIKE:
-        return Rate(per_request, float(batch), lasted)
-    share = min(1.0, lasted / min(FADING, rate.seconds + lasted))
+def _blend(rate: Rate | None, new: Rate) -> Rate:
+    if rate is None or abs(new.batch / rate.batch - 1) > LIKE or not _same_traffic(rate, new):
+        return new
+    seconds = rate.seconds + new.seconds
+    share = min(1.0, new.seconds / min(FADING, seconds))
     return Rate(
-        rate.per_request + share * (per_request - rate.per_request),
-        rate.batch + share * (batch - rate.batch),
-        rate.seconds + lasted,
+        rate.per_request + share * (new.per_request - rate.per_request),
+        rate.batch + share * (new.batch - rate.batch),
+        seconds,
+        new.length if rate.length is None else rate.length,
     )
+
+
+def _same_traffic(rate: Rate, new: Rate) -> bool:
+    if rate.length is None or new.length is None:
+        return True
+    return abs(new.length / rate.length - 1) <= TRAFFIC
 
 
 def begin(watch: Watch, back: Setting, now: float, predicted: float | None) -> Watch:
