@@ -37,6 +37,7 @@ from requests.adapters import HTTPAdapter
 from requests.exceptions import InvalidHeader, InvalidURL, JSONDecodeError
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import NewConnectionError
 
 from specserve import api, conditions, queries, telemetry
 from specserve.observed import Key
@@ -63,6 +64,9 @@ RENEWED = 0.9
 LONGEST_WORDS = 200
 #: Characters of a message.
 LONGEST = 900
+#: Reasons that may be of the way to a server and not of the server.
+_ON_THE_WAY = frozenset({"PrometheusTimeout", "PrometheusUnreachable"})
+_LATE = (TimeoutError, requests.Timeout, urllib3.exceptions.TimeoutError)
 
 
 class PrometheusError(Exception):
@@ -238,10 +242,10 @@ class _Server:
         try:
             result = self._result()
         except PrometheusError as error:
-            code = error.code
-            return Gap(
-                error.code, f"{self._spec.url}: {error}; query: {self._query.running}"[:LONGEST]
-            )
+            # However a query ends that is cut, the reason is that it took too long.
+            said = _late() if self.line.was_cut else error
+            code = said.code
+            return Gap(code, f"{self._spec.url}: {said}; query: {self._query.running}"[:LONGEST])
         except Exception as error:  # noqa: BLE001 - a tick must not fail by it
             # Its text may quote what was sent.
             code = "none"
@@ -328,8 +332,8 @@ class _Server:
                     f"the server's certificate does not stand up to {used} "
                     f"(policy.prometheus.caSecretRef): {cause.verify_message}",
                 )
-        if self.line.was_cut or any(isinstance(c, _LATE) for c in causes):
-            return PrometheusError("PrometheusTimeout", "no answer in time", answered=False)
+        if any(isinstance(c, _LATE) and not isinstance(c, NewConnectionError) for c in causes):
+            return _late()
         why = next((c.strerror for c in causes if isinstance(c, OSError) and c.strerror), None)
         return PrometheusError(
             "PrometheusUnreachable", why or "connection lost before the answer", answered=False
@@ -342,8 +346,8 @@ class _Server:
             self._connect.close()
 
 
-_LATE = (TimeoutError, requests.Timeout, urllib3.exceptions.TimeoutError)
-_ON_THE_WAY = frozenset({"PrometheusTimeout", "PrometheusUnreachable"})
+def _late() -> PrometheusError:
+    return PrometheusError("PrometheusTimeout", "no answer in time", answered=False)
 
 
 class _Line:
@@ -381,7 +385,7 @@ class _Line:
         with self._turn:
             self._drop()
             if self.was_cut:
-                raise PrometheusError("PrometheusTimeout", "no answer in time", answered=False)
+                raise _late()
             # Another descriptor of the connection: TLS takes this one away from its socket.
             self._end = socket.socket(fileno=os.dup(connection.fileno()))
 
