@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from specserve_engine.ranks import Result, Verdict, carry_out
 from specserve_engine.sglang.agent import BLOCK, Agent, RanksDiffer
 from specserve_engine.sglang.message import Malformed, Message, Verb, decode, encode
 from specserve_engine.sglang.ranks import NOT_SENT, NoPlugin, SglangRanks
-from specserve_engine.sglang.redaction import Redaction, blank
+from specserve_engine.sglang.redaction import Redaction, blank, blank_log
 from specserve_engine.sglang.upstream import SKIP_DRAFT_EXTEND
 from specserve_engine.wire import AUTO, MAX_EPOCH, Code, DraftKv, Mode, Setting, Tier
 
@@ -506,3 +507,22 @@ async def test_answers_that_show_the_configuration_are_blanked(path, body, expec
 
 def test_auto_is_epoch_zero():
     assert make_agent()._policy.order == Order(0, AUTO)
+
+
+@pytest.mark.parametrize(
+    ("logged", "shown"),
+    [
+        ("{'api_key': 'k1', 'admin_api_key': None}", "{'api_key': '***', 'admin_api_key': None}"),
+        ("Args(admin_api_key='k1', api_key=\"it's\")", "Args(admin_api_key='***', api_key='***')"),
+        ("api_key='a\\'k1' b='k1'", "api_key='***' b='k1'"),
+        ("no key %s", "no key %s"),
+    ],
+)
+def test_keys_are_blanked_in_the_log(caplog, logged, shown):
+    before = logging.getLogRecordFactory()
+    try:
+        blank_log()
+        logging.getLogger("sglang.srt.entrypoints.engine").warning(logged)
+    finally:
+        logging.setLogRecordFactory(before)
+    assert caplog.messages == [shown]

@@ -1,12 +1,14 @@
-"""Keeps SGLang's keys out of the answers that show its configuration.
+"""Keeps SGLang's keys out of the answers and the log that show its configuration.
 
 `/server_info` shows all arguments, the admin key among them, to whoever holds the user's key, and
-to anybody where only an admin key is set.
+to anybody where only an admin key is set. The log has all of them from the start.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 PATHS: Final = frozenset({"/server_info", "/get_server_info"})
 KEYS: Final = frozenset({"api_key", "admin_api_key"})
 BLANK: Final = "***"
+
+_NAMED: Final = re.compile(r"""(api_key['"]?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
+"""A key as arguments are printed: named, and quoted as Python does."""
 
 
 def blank(value: Any, secrets: frozenset[str] = frozenset()) -> Any:
@@ -35,6 +40,21 @@ def blank(value: Any, secrets: frozenset[str] = frozenset()) -> Any:
         for secret in secrets:
             value = value.replace(secret, BLANK)
     return value
+
+
+def blank_log() -> None:
+    """Blank the keys in what this process logs from now on, whoever logs it and where to."""
+    make = logging.getLogRecordFactory()
+
+    def made(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make(*arguments, **named)
+        # SGLang puts the text together before it logs it; what is in arguments is left alone,
+        # as records are made too often to format each of them twice.
+        if isinstance(record.msg, str) and "api_key" in record.msg:
+            record.msg = _NAMED.sub(rf"\1'{BLANK}'", record.msg)
+        return record
+
+    logging.setLogRecordFactory(made)
 
 
 class Redaction:
