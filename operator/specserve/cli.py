@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from specserve.bench import command as bench
+from specserve.calibrate import command as calibrate
 from specserve.doctor import command as doctor
+from specserve.replay import command as replay
 from specserve.settings import PREFIX, BadSetting, Settings
 
 
@@ -34,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     operate.set_defaults(run=_run)
     bench.add_parser(commands)
+    calibrate.add_parser(commands)
     doctor.add_parser(commands)
+    replay.add_parsers(commands)
     options = parser.parse_args(argv)
     code: int = options.run(options)
     return code

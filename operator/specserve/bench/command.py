@@ -77,7 +77,7 @@ def add_parser(commands: Any) -> None:
     load = parser.add_argument_group("the load")
     load.add_argument(
         "--levels",
-        type=_levels,
+        type=levels,
         default=plan.DEFAULT_LEVELS,
         help="requests in flight, with commas (default: "
         f"{','.join(map(str, plan.DEFAULT_LEVELS))})",
@@ -185,11 +185,16 @@ def _check(options: argparse.Namespace) -> None:
         raise BadOption("--steps: only with --flip")
 
 
-def _levels(text: str) -> tuple[int, ...]:
-    levels = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
-    if not levels or levels[0] < 1:
+def levels(text: str) -> tuple[int, ...]:
+    """Read an option of several numbers, such as `1,8,64`; they come back ascending.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    parts = {part.strip() for part in text.split(",")} - {""}
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError("numbers from 1 on, with commas between them")
-    return levels
+    return tuple(sorted(map(int, parts)))
 
 
 async def measure(options: argparse.Namespace, target: Connection) -> int:

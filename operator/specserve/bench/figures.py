@@ -71,6 +71,12 @@ class Visit:
         tokens = sum(each.tokens for each in self.outcomes if not each.problem)
         return tokens / self.seconds if self.seconds > 0 else 0.0
 
+    def words(self) -> str:
+        """What it brought, in one line."""
+        lost = sum(1 for outcome in self.outcomes if outcome.problem)
+        short = f"  {lost} of {len(self.outcomes)} lost" if lost else ""
+        return f"{self.rate:>10,.1f} tok/s{short}"
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:

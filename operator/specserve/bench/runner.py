@@ -61,11 +61,11 @@ class Watch:
 
     Attributes:
         begins: A cell begins; with the estimate of what is left.
-        ends: A visit is over.
+        ends: A visit is over; with what it brought, in words.
     """
 
     begins: Callable[[Cell, Estimate], None] = lambda _cell, _estimate: None
-    ends: Callable[[Cell, Visit, Estimate], None] = lambda _cell, _visit, _estimate: None
+    ends: Callable[[Cell, str, Estimate], None] = lambda _cell, _brought, _estimate: None
 
 
 class Runner:
@@ -117,7 +117,7 @@ class Runner:
             visit = await self.visit(cell)
             self.measured.visits.setdefault((cell.level, cell.arm.name), []).append(visit)
             estimate.done(cell, time.perf_counter() - began)
-            watch.ends(cell, visit, estimate)
+            watch.ends(cell, visit.words(), estimate)
 
     async def visit(self, cell: Cell) -> Visit:
         """Put the arm in force, warm up, and measure."""

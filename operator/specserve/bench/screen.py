@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table as RichTable
 
-from specserve.bench.figures import Visit
 from specserve.bench.plan import Cell, Estimate
 
 
@@ -58,14 +57,11 @@ class Screen:
             left=left_text(estimate.seconds_left()),
         )
 
-    def ends(self, cell: Cell, visit: Visit, estimate: Estimate) -> None:
+    def ends(self, cell: Cell, brought: str, estimate: Estimate) -> None:
         """Show what a visit brought."""
         self._bar.update(self._task, advance=1, left=left_text(estimate.seconds_left()))
-        failed = sum(1 for outcome in visit.outcomes if outcome.problem)
         self._console.print(
-            f"{cell.level:>5} in flight  {cell.arm.name:<6} {visit.rate:>10,.1f} tok/s"
-            + (f"  {failed} of {len(visit.outcomes)} lost" if failed else ""),
-            highlight=False,
+            f"{cell.level:>5} in flight  {cell.arm.name:<8} {brought}", highlight=False
         )
 
 

@@ -139,8 +139,12 @@ async def steering(client: Client, connection: Connection) -> AsyncIterator[Stee
     found = await read_back(client, connection)
     if not found.get("controllable"):
         raise NotSteerable(f"the engine cannot be switched live: {found.get('reason')}")
-    lease = found.get("lease") or {}
-    if (lease.get("remainingSeconds") or 0) > 0:
+    if 0 < _remaining(found) <= LAST_LEASE_SECONDS:
+        # Nobody renews it any more: an earlier run has put the engine back.
+        await asyncio.sleep(_remaining(found) + _PAUSE_SECONDS)
+        found = await read_back(client, connection)
+    if _remaining(found) > 0:
+        lease = found["lease"]
         raise NotSteerable(
             f"{lease.get('holder')} steers this engine for {lease['remainingSeconds']:.0f} s "
             "more; set its SpecServe to mode Observe and wait, or measure an engine of your own"
@@ -168,6 +172,10 @@ async def read_back(client: Client, connection: Connection) -> Mapping[str, Any]
     if reply.status != 200 or "bootID" not in reply.body:
         raise NotSteerable(_why(reply))
     return reply.body
+
+
+def _remaining(state: Mapping[str, Any]) -> float:
+    return float((state.get("lease") or {}).get("remainingSeconds") or 0)
 
 
 def _why(reply: Reply) -> str:

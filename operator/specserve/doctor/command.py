@@ -103,7 +103,8 @@ def _show(found: "list[Finding]") -> None:
         for line in rest:
             console.print(Padding(escape(line), (0, 0, 0, 13)))
     counts = {mark: sum(f.verdict == mark for f in found) for mark in _MARKS}
+    noun = "problem" if counts["problem"] == 1 else "problems"
     console.print(
-        f"\n{counts['problem']} problem{'s' * (counts['problem'] != 1)}, {counts['ok']} fine, {counts['unknown']} not visible "
+        f"\n{counts['problem']} {noun}, {counts['ok']} fine, {counts['unknown']} not visible "
         f"from here, {counts['not applicable']} not applicable"
     )

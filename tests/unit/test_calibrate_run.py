@@ -1,0 +1,133 @@
+"""The whole command against simulated engines: it recovers the profile that they run on."""
+
+import argparse
+import asyncio
+import contextlib
+
+import pytest
+
+from specserve.bench import connection
+from specserve.calibrate import command
+from specserve.policy.curve import Curve
+from specserve_sim.engine import EngineConfig
+from specserve_sim.launch import running_engine
+from specserve_sim.profile import load_profile
+
+TOKEN = "a-plugin-token"
+SIZES = (1, 4, 16)
+STEPS = (1, 3)
+
+
+def options_of(*given):
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    return parser.parse_args(["calibrate", "--quiet", *map(str, given)])
+
+
+@contextlib.asynccontextmanager
+async def engine(folder, **config):
+    (folder / "plugin-token").write_text(TOKEN)
+    settings = {"time_scale": 20.0, "max_running_requests": 64} | config
+    async with running_engine(EngineConfig(**settings), credentials=folder) as running:
+        yield running
+
+
+async def calibrate(running, file, *given):
+    options = options_of(
+        *("--url", running.url, "--admin-url", running.admin_url, "--output", file),
+        *("--sizes", ",".join(map(str, SIZES)), *given),
+    )
+    environ = {connection.ENV_TOKEN: TOKEN}
+    return await command.calibrate(options, connection.connection_of(options, environ))
+
+
+@pytest.mark.parametrize("profile", ["h200-a", "h200x2-hostmem"])
+async def test_the_profile_is_recovered_within_five_percent(tmp_path, capsys, profile):
+    file = tmp_path / "curve.json"
+    async with engine(tmp_path, profile=profile) as running:
+        given = ("--repeats", 2, "--gpu", "1 x Imagined", "--model", "hf://org/model")
+        assert await calibrate(running, file, *given) == 0
+        assert running.engine.control.read_back(0.0)["mode"] == "auto"
+    curve = Curve.from_json(file.read_bytes())
+    assert len(curve.document.cells) == len(SIZES) * len(STEPS)
+    runs_on = load_profile(profile)
+    for point in curve.document.cells:
+        expected = runs_on.r(point.batch, point.steps) / runs_on.r(point.batch, 0)
+        assert point.ratio == pytest.approx(expected, rel=0.05)
+        assert point.rounds >= 200
+    origin = curve.provenance
+    assert (origin.gpu, origin.model, origin.tensor_parallel) == (
+        "1 x Imagined",
+        "hf://org/model",
+        1,
+    )
+    assert origin.sglang.startswith("specserve-sim")
+    assert origin.interconnect is None
+    assert origin.settings.startswith("simulated engine")
+    assert "at 16 in flight it pays above" in capsys.readouterr().out
+
+
+async def test_two_runs_agree_and_a_third_that_does_not_is_named(tmp_path, capsys):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    async with engine(tmp_path) as running:
+        assert await calibrate(running, first, "--repeats", 1, "--steps", 3) == 0
+        # The second waits until the first's last lease has run out.
+        given = ("--repeats", 1, "--steps", 3, "--against", first)
+        assert await calibrate(running, second, *given) == 0
+        assert "agrees with" in capsys.readouterr().out
+    async with engine(tmp_path, profile="h200x2-hostmem") as other:
+        assert await calibrate(other, second, *given) == 1
+        assert "runs differ: batch 1, 3 steps" in capsys.readouterr().out
+
+
+async def test_an_interrupted_run_keeps_the_sizes_it_has_completed(tmp_path):
+    file = tmp_path / "curve.json"
+    async with engine(tmp_path) as running:
+        task = asyncio.create_task(calibrate(running, file, "--repeats", 1))
+        async with asyncio.timeout(60):
+            while True:
+                if len(running.engine.applied) >= 5:  # three for the first size, two for the next
+                    break
+                await asyncio.sleep(0.005)
+        task.cancel()
+        assert await task == 130
+        assert running.engine.control.read_back(0.0)["mode"] == "auto"
+    curve = Curve.from_json(file.read_bytes())
+    assert {point.batch for point in curve.document.cells} == {1}
+
+
+async def test_sizes_without_room_are_left_out_and_said(tmp_path, capsys):
+    file = tmp_path / "curve.json"
+    async with engine(tmp_path, max_running_requests=None) as running:
+        assert await calibrate(running, file, "--sizes", "64") == 2
+        assert "none of them can be held" in capsys.readouterr().err
+        given = ("--sizes", "1,15,16,64", "--repeats", 1, "--steps", 3)
+        assert await calibrate(running, file, *given) == 0
+        err = capsys.readouterr().err
+        assert "batch 64: 48 requests run at most (--max-running-requests)" in err
+        assert "batch 16: the engine does not tell it from a smaller one" in err
+
+
+async def test_what_cannot_be_calibrated_is_said(tmp_path, capsys):
+    file = tmp_path / "curve.json"
+    async with engine(tmp_path, algorithm="NGRAM") as running:
+        assert await calibrate(running, file) == 2
+    assert "NGRAM" in capsys.readouterr().err
+    async with engine(tmp_path, steps=(1, 3)) as running:
+        assert await calibrate(running, file) == 2
+        assert "0 and another are needed" in capsys.readouterr().err
+    async with engine(tmp_path) as running:
+        assert await calibrate(running, file, "--steps", 2) == 2
+        assert "2 is not prepared" in capsys.readouterr().err
+        assert await calibrate(running, file, "--against", tmp_path / "nowhere") == 2
+        assert "nowhere" in capsys.readouterr().err
+        broken = tmp_path / "broken.json"
+        broken.write_text("{}")
+        assert await calibrate(running, file, "--against", broken) == 2
+        assert "cells" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_options_that_make_no_sense_are_named(capsys):
+    assert command.run(options_of("--url", "h", "--output", "x", "--repeats", 0)) == 2
+    assert "--repeats" in capsys.readouterr().err
