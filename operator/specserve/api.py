@@ -225,7 +225,7 @@ class BreakEven(Node):
     """How the BreakEven strategy weighs acceptance against the cost of a round."""
 
     margin_percent: Annotated[int, Field(ge=0, le=50)] = Field(
-        default=3,
+        default=2,
         description="A step count replaces the present one only if it is better by this much, in "
         "percent of tokens per second.",
     )
@@ -423,7 +423,7 @@ class Prometheus(Node):
 
 DEFAULT_THRESHOLD: dict[str, Any] = {"offAbove": 48, "onBelow": 32}
 DEFAULT_BREAK_EVEN: dict[str, Any] = {
-    "marginPercent": 3,
+    "marginPercent": 2,
     "probeBudgetPermille": 10,
     "graceMilliseconds": 0,
 }
@@ -918,6 +918,19 @@ class Condition(Node):
     )
 
 
+class Switch(Node):
+    """One switch of a pod."""
+
+    time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = Field(
+        description="When the engine confirmed it."
+    )
+    pod: Annotated[str, Field(max_length=253)] = Field(description="Name of the pod.")
+    mode: Literal["On", "Off"] = Field(description="What the engine does since.")
+    reason: Annotated[str, Field(max_length=512)] = Field(
+        default="", description="Why, in one line with its numbers."
+    )
+
+
 class Speculation(Node):
     """What is wanted of the pods, and what the engines themselves report."""
 
@@ -958,6 +971,14 @@ class Speculation(Node):
     )
     last_switch_reason: Annotated[str, Field(max_length=512)] = Field(
         default="", description="Why, in one line."
+    )
+    decisions: Annotated[
+        list[Switch],
+        Field(max_length=5),
+    ] = Field(
+        default=[],
+        description="The last switches, the oldest first. The operator's endpoint "
+        "/decisions/NAMESPACE/NAME tells more.",
     )
     accept_length_centi: Annotated[int, Field(ge=0)] | None = Field(
         default=None,

@@ -21,6 +21,9 @@ Type = Literal[
     "SpeculationSettled",
     "ThresholdReachable",
     "RequestCapacity",
+    "StrategyDecides",
+    "DraftEffective",
+    "CurveKnown",
 ]
 Status = Literal["True", "False", "Unknown"]
 
@@ -44,6 +47,13 @@ SPECULATION_SETTLED: Final = "SpeculationSettled"
 THRESHOLD_REACHABLE: Final = "ThresholdReachable"
 #: Engines run as many requests at once as they were asked to.
 REQUEST_CAPACITY: Final = "RequestCapacity"
+
+#: The strategy decides, not a person: no override, pin or mode Observe.
+STRATEGY_DECIDES: Final = "StrategyDecides"
+#: Draft tokens are accepted, and the engine survives them.
+DRAFT_EFFECTIVE: Final = "DraftEffective"
+#: What a round with drafts takes over a plain one is known.
+CURVE_KNOWN: Final = "CurveKnown"
 
 #: Every type that is published, in the order of the status.
 TYPES: Final[tuple[Type, ...]] = get_args(Type)
@@ -85,6 +95,18 @@ OBSERVING: Final = "Observing"
 WITHIN_REACH: Final = "WithinReach"
 THRESHOLD_UNREACHABLE: Final = "ThresholdUnreachable"
 PINNED: Final = "Pinned"
+
+AUTO: Final = "Auto"
+OVERRIDDEN: Final = "Overridden"
+PIN_ENDED: Final = "PinEnded"
+
+DRAFTS_ACCEPTED: Final = "DraftsAccepted"
+DRAFT_INEFFECTIVE: Final = "DraftIneffective"
+CRASHED_WHILE_ON: Final = "CrashedWhileOn"
+NOT_SEEN: Final = "NotSeen"
+
+NOT_USED: Final = "NotUsed"
+NO_CURVE: Final = "NoCurve"
 
 AS_ASKED: Final = "AsAsked"
 CAPACITY_REDUCED: Final = "CapacityReduced"

@@ -5,7 +5,7 @@ else, so that a load that wanders between two reasons does not push them out.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,9 @@ KEPT: Final = 100
 KEPT_LEAST: Final = 10
 #: Entries of all SpecServes together; some 500 bytes each.
 KEPT_TOTAL: Final = 40_000
+#: Switches that the status keeps on record, and the longest reason that its schema takes.
+ON_RECORD: Final = 5
+LONGEST_REASON: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Log:
     def __init__(self) -> None:
         self._modes: deque[Decision] = deque(maxlen=KEPT)
         self._others: deque[Decision] = deque(maxlen=KEPT)
-        self._switches: deque[Switch] = deque(maxlen=5)
+        self._switches: deque[Switch] = deque(maxlen=ON_RECORD)
 
     def add(self, decision: Decision, most: int = KEPT) -> None:
         """Take in a decision, and keep so many of its kind at most."""
@@ -139,7 +142,7 @@ def _setting(setting: Setting | None) -> dict[str, Any] | None:
 
 
 def recent(
-    before: Sequence[dict[str, Any]], switches: Iterable[Switch], at_iso: Any, most: int
+    before: Sequence[Mapping[str, Any]], switches: Iterable[Switch], at_iso: Any
 ) -> list[dict[str, Any]]:
     """The last switches for the status: those on record, and those seen by this process."""
     known = [dict(entry) for entry in before]
@@ -148,8 +151,8 @@ def recent(
             "time": at_iso(switch.at),
             "pod": switch.pod,
             "mode": switch.mode,
-            "reason": switch.reason,
+            "reason": switch.reason[:LONGEST_REASON],
         }
         if entry not in known:
             known.append(entry)
-    return sorted(known, key=lambda entry: str(entry.get("time")))[-most:]
+    return sorted(known, key=lambda entry: str(entry.get("time")))[-ON_RECORD:]

@@ -209,6 +209,8 @@ class Fleet:
         self.key = key
         self.pods: dict[str, Steered] = {}
         self.knowledge = Knowledge()
+        #: Whether both arms of some batch were timed.
+        self.live = False
         self.log = Log()
         #: Probes that were begun, and seconds that engines spent in them.
         self.probes = 0
@@ -223,15 +225,17 @@ class Fleet:
         """The pods that may be read and switched."""
         return [steered for steered in list(self.pods.values()) if steered.pod.usable]
 
-    @property
-    def live(self) -> bool:
-        """Whether both arms of some batch were timed."""
-        return any(
+    def learn(self, rounds: Rounds) -> bool:
+        """Take in round times; returns whether `live` has changed by it."""
+        self.knowledge = self.knowledge.learn(rounds)
+        before = self.live
+        self.live = any(
             self.knowledge.ratio(bucket, steps) is not None
             for steps, row in self.knowledge.times.items()
             if steps
             for bucket, _ in row
         )
+        return self.live is not before
 
     def in_force(
         self, target: Target, basis: object, make: Callable[[], api.Policy]
@@ -245,7 +249,9 @@ class Fleet:
             known = self._policy = target, basis, make()
         return known[2]
 
-    def context(self, steered: Steered, target: Target) -> Context:
+    def context(
+        self, steered: Steered, target: Target, patient: api.Policy, now: float
+    ) -> Context:
         """What a decision about a pod rests on beside its own readings."""
         steps = (steered.readback or {}).get("availableSteps")
         return Context(
@@ -254,6 +260,7 @@ class Fleet:
             curve=target.curve,
             knowledge=self.knowledge,
             may_probe=self._may_probe(steered),
+            demand=self._mean(patient, now) if patient.scope == "Fleet" else None,
         )
 
     def _may_probe(self, steered: Steered) -> bool:
@@ -306,7 +313,7 @@ class Fleet:
         mode = "On" if on else "Off"
         self.log.switched(Switch(wall, steered.pod.name, mode, verdict.reason))
 
-    def demand(self, patient: api.Policy, now: float) -> tuple[float, float] | None:
+    def _mean(self, patient: api.Policy, now: float) -> tuple[float, float] | None:
         """Requests running and queued in a pod, the mean over those whose load is known.
 
         A stalled engine and one that is not heard of say nothing about the demand.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import gc
 import logging
 import resource
@@ -11,13 +12,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from specserve import handlers, names, observed, scope, signals, telemetry, workload
+from specserve import decisions, handlers, names, observed, scope, signals, telemetry, workload
 from specserve.cluster import Cluster
 from specserve.engine import EngineClient
 from specserve.informer import Informer, Informers
 from specserve.kube import Kube, KubeError
 from specserve.leader import Elector
 from specserve.observed import Key
+from specserve.override import OverrideReader
 from specserve.prometheus import PrometheusClient
 from specserve.reconcile import Reconciler
 from specserve.regulate import Regulator
@@ -221,10 +223,14 @@ async def _steer(
             provision=_provision(settings),
             holder=settings.holder,
         )
+        override = OverrideReader(
+            cluster, settings.namespace, settings.override_name, regulator.override
+        )
         ground = _Ground(kube, settings, health, reconciler)
         telemetry.registry.register(regulator)
         health.watch("regulation", lambda: regulator.beat, TICK_LIMIT)
         telemetry.foreign.set_function(lambda: reconciler.foreign)
+        health.decisions = partial(_decisions, regulator)
         begun = [ground.ready.wait(), ground.informers.run(), ground.follow(found)]
         try:
             async with _background(begun) as tasks:
@@ -234,9 +240,11 @@ async def _steer(
                 if following.done():
                     await following
                     return False
+                await override.first()
                 gc.freeze()
                 loops = [
                     regulator.run(),
+                    override.run(),
                     _relist(kube, ground, reconciler),
                     _post(notices, cluster, reconciler),
                     *(reconciler.work() for _ in range(settings.workers)),
@@ -246,8 +254,27 @@ async def _steer(
                     return await _serve(settings, ground.watch, others, following)
         finally:
             gc.unfreeze()
+            health.decisions = None
             telemetry.registry.unregister(regulator)
             health.forget(["regulation"])
+
+
+def _decisions(regulator: Regulator, path: Sequence[str]) -> Any:
+    """What the endpoint /decisions tells; None if there is no such thing."""
+    if not path:
+        return [
+            {"namespace": namespace, "name": name, "decisions": count}
+            for (namespace, name), count in sorted(regulator.logs().items())
+        ]
+    if len(path) != 2:
+        return None
+    kept = regulator.log((path[0], path[1]))
+    return None if kept is None else decisions.to_json(kept, _iso)
+
+
+def _iso(seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")[:-5] + "Z"
 
 
 class _Ground:

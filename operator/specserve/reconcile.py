@@ -15,12 +15,24 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from specserve import api, conditions, names, observed, queries, status, telemetry, workload
+from specserve import (
+    api,
+    conditions,
+    curves,
+    names,
+    observed,
+    queries,
+    status,
+    telemetry,
+    workload,
+)
 from specserve.cluster import Cluster
+from specserve.curves import ConfigMapText
+from specserve.decisions import Switch
 from specserve.kube import KubeError, KubeRefused, KubeUnreachable, Object
 from specserve.observed import Credentials, Key, Owned, Pod, Trouble
 from specserve.status import Engine
-from specserve.target import Access, Notice, Target
+from specserve.target import Access, Notice, Standing, Target
 from specserve.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -35,6 +47,10 @@ REJECTED_RECHECK = 60.0
 BACKOFF = (1.0, 30.0)
 #: Seconds for which a user's Secret is taken as read.
 SECRET_TTL = 10.0
+#: Seconds for which a ConfigMap with a curve is taken as read; it is looked at again as often.
+CURVE_TTL = 30.0
+#: Longest wait in seconds for the end of a pinned mode: clocks of the wall are set.
+LONGEST_WAIT = 600.0
 
 #: Reasons that are part of coming and going, and no news.
 _ROUTINE = frozenset(
@@ -48,6 +64,9 @@ _ROUTINE = frozenset(
         conditions.SCALED_TO_ZERO,
         conditions.SWITCH_PENDING,
         conditions.ROLLING_OUT,
+        conditions.PINNED,
+        conditions.OBSERVING,
+        conditions.NO_CURVE,
         "Loading",
     }
 )
@@ -58,6 +77,9 @@ _NEWSWORTHY = (
     conditions.METRICS_FRESH,
     conditions.SPECULATION_CONTROL,
     conditions.THRESHOLD_REACHABLE,
+    conditions.STRATEGY_DECIDES,
+    conditions.DRAFT_EFFECTIVE,
+    conditions.CURVE_KNOWN,
     conditions.REQUEST_CAPACITY,
 )
 
@@ -99,6 +121,23 @@ class Steering(Protocol):
 
     def asked(self, key: Key) -> bool:
         """Whether every usable pod of a SpecServe has been asked at least once."""
+        ...
+
+    def live(self, key: Key) -> bool:
+        """Whether live round times of its engines are known."""
+        ...
+
+    def switches(self, key: Key) -> tuple[Switch, ...]:
+        """The last changes that its engines confirmed."""
+        ...
+
+    def mode(self, target: Target) -> str:
+        """The mode in force."""
+        ...
+
+    @property
+    def standing(self) -> Standing:
+        """What is known of the override of all SpecServes."""
         ...
 
     @property
@@ -158,6 +197,9 @@ class Reconciler:
         # Digest of what was applied and of what it became: equal to both means nothing to do,
         # also where the server rewrites a value (1000m becomes 1).
         self._applied: dict[str, tuple[int, bytes]] = {}
+        self._curves: dict[Key, tuple[float, ConfigMapText]] = {}
+        self._found: dict[Key, curves.Found] = {}
+        self._targets: dict[Key, Target] = {}
         self._templates: dict[Key, workload.Manifest] = {}
         self._published: set[Key] = set()
         self._doubted: set[Key] = set()
@@ -244,6 +286,9 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._resources.pop(key, None)
         self._templates.pop(key, None)
+        self._curves.pop(key, None)
+        self._found.pop(key, None)
+        self._targets.pop(key, None)
         self._published.discard(key)
         self._foreign.pop(key, None)
         self._regulator.release(key)
@@ -379,21 +424,22 @@ class Reconciler:
         access = await self._access(resource.key[0], spec)
         missing = "; ".join(filter(None, (missing, access.missing)))
         credentials = await self._ensure_credentials(resource, owner, api_key)
-        self._regulator.configure(
-            Target(
-                key=resource.key,
-                policy=queries.paced(spec.policy),
-                draft=spec.draft,
-                tokens=credentials.tokens,
-                api_key=api_key,
-                model=_served_name(spec),
-                ranks=_ranks(spec),
-                access=access,
-                last_switch=_seconds(
-                    (resource.status.get("speculation") or {}).get("lastSwitchTime")
-                ),
-            )
+        found = await self._curve(resource.key, spec)
+        target = self._targets[resource.key] = Target(
+            key=resource.key,
+            policy=queries.paced(spec.policy),
+            draft=spec.draft,
+            tokens=credentials.tokens,
+            api_key=api_key,
+            model=_served_name(spec),
+            ranks=_ranks(spec),
+            curve=found.curve if found else None,
+            mode_until=_seconds(spec.policy.mode_until),
+            access=access,
+            last_switch=_seconds((resource.status.get("speculation") or {}).get("lastSwitchTime")),
         )
+        self._regulator.configure(target)
+        self._look_again(target)
         desired = workload.desired(owner, spec, self._provision)
         await self._apply(resource, desired)
         await self._prune(resource, desired)
@@ -648,6 +694,47 @@ class Reconciler:
         have = self._credentials[resource.key] = observed.credentials(item)
         return have
 
+    # -- curves -----------------------------------------------------------------------------
+
+    async def _curve(self, key: Key, spec: api.SpecServeSpec) -> curves.Found | None:
+        """The curve known beforehand, None if the policy uses none."""
+        if spec.policy.strategy != "BreakEven":
+            self._found.pop(key, None)
+            return None
+        name = spec.policy.break_even.curve_config_map
+        text = None if name is None else await self._config_map(key, name)
+        versions = [engine.sglang for engine in self._regulator.engines(key) if engine.sglang]
+        found = self._found[key] = curves.find(spec, text, versions)
+        return found
+
+    async def _config_map(self, key: Key, name: str) -> ConfigMapText:
+        """What a ConfigMap holds; while the API server does not say, what it held."""
+        read = self._curves.get(key)
+        if read is not None and read[1].name == name and self._clock() - read[0] < CURVE_TTL:
+            return read[1]
+        try:
+            item = await self._cluster.get("ConfigMap", key[0], name)
+        except KubeError as error:
+            answered = isinstance(error, KubeRefused) and error.status < 500
+            if not answered and read is not None and read[1].name == name:
+                return read[1]
+            text = ConfigMapText(name, None, str(error))
+        else:
+            data = (item or {}).get("data") or {}
+            problem = "there is none" if item is None else f"it has no key {curves.KEY}"
+            text = ConfigMapText(name, data.get(curves.KEY), problem)
+        self._curves[key] = self._clock(), text
+        return text
+
+    def _look_again(self, target: Target) -> None:
+        """Have a SpecServe looked at when what nobody tells of may have changed."""
+        policy = target.policy
+        if policy.strategy == "BreakEven" and policy.break_even.curve_config_map is not None:
+            self._queue.add(target.key, CURVE_TTL)
+        left = None if target.mode_until is None else target.mode_until - self._wall()
+        if left is not None and left > 0 and policy.mode in {"On", "Off"}:
+            self._queue.add(target.key, min(left + 0.1, LONGEST_WAIT))
+
     # -- status -----------------------------------------------------------------------------
 
     async def _publish(self, resource: _Resource, blocked: Trouble | None) -> None:
@@ -670,6 +757,7 @@ class Reconciler:
             for one in self._owned.get(resource.key, {}).values()
             if one.kind == "Deployment" and one.owner == resource.uid
         ]
+        target, found = self._targets.get(resource.key), self._found.get(resource.key)
         new = status.build(
             status.Observation(
                 name=resource.key[1],
@@ -686,6 +774,12 @@ class Reconciler:
                 if stretch > 1.0
                 else None,
                 previous=resource.status,
+                mode=self._regulator.mode(target) if target else None,
+                override=_words(self._regulator.standing),
+                override_problem=self._regulator.standing.problem,
+                curve=(found.reason, found.message) if found else None,
+                live=self._regulator.live(resource.key),
+                switches=self._regulator.switches(resource.key),
             ),
             _iso(self._wall()),
             _iso,
@@ -737,6 +831,15 @@ class Reconciler:
             "name": key[1],
             "uid": resource.uid,
         }
+
+
+def _words(standing: Standing) -> str:
+    """The override for people, empty if there is none."""
+    override = standing.override
+    if override is None:
+        return ""
+    end = "" if override.until is None else f" until {_iso(override.until)}"
+    return f"{override.mode}{end}" + (f", {override.reason}" if override.reason else "")
 
 
 def _asks(resource: _Resource) -> tuple[Any, ...]:

@@ -216,7 +216,9 @@ class Regulator:
         returned = new.usable and not steered.pod.usable
         steered.pod = new
         if rebooted:
-            self._ended(steered, by_itself=new.exit_code != 0)
+            if new.exit_code:
+                self._crashed(steered)
+            steered.restart()
         if new.usable and (rebooted or returned):
             steered.read_wanted = True
             self._schedule(steered, self._clock())
@@ -509,11 +511,12 @@ class Regulator:
         now = self._clock()
         old = steered.readback
         if old is not None and old.get("bootID") != answer.get("bootID"):
-            self._ended(steered, by_itself=True)
+            steered.restart()
         first = steered.readback is None
         fleet = self._fleet(target.key)
         steered.rounds = signals.rounds(answer, now)
-        fleet.knowledge = fleet.knowledge.learn(steered.rounds)
+        if target.policy.strategy == "BreakEven" and fleet.learn(steered.rounds):
+            self._changed(target.key)
         steered.readback = steered.keep(answer)
         for name in ("tiers", "fallback", "availableSteps"):
             if steered.readback.get(name):
@@ -549,12 +552,15 @@ class Regulator:
             self._settings.clear()
         return self._settings.setdefault(repr(setting), setting)
 
-    def _ended(self, steered: Steered, *, by_itself: bool) -> None:
-        """Take in that another engine process runs in the pod."""
-        if by_itself and steered.readback is not None and directive.is_on(steered.readback):
+    def _crashed(self, steered: Steered) -> None:
+        """Take in that an engine has failed; what it did then may be why."""
+        if steered.readback is not None and directive.is_on(steered.readback):
             steered.memory = policy.crashed(steered.memory, self._clock())
-            log.warning("%s: the engine ended while it speculated", steered.pod.name)
-        steered.restart()
+            log.warning(
+                "%s: the engine ended with exit code %s while it speculated",
+                steered.pod.name,
+                steered.pod.exit_code,
+            )
         steered.born = self._clock()
 
     def _judge(self, steered: Steered, target: Target, now: float) -> Verdict:
@@ -568,7 +574,7 @@ class Regulator:
         before = steered.verdict
         probing = steered.memory.probing.active
         verdict, steered.memory = policy.decide(
-            patient, steered.memory, sample, now, fleet.context(steered, target)
+            patient, steered.memory, sample, now, fleet.context(steered, target, patient, now)
         )
         if probing is not None and steered.memory.probing.active is None:
             fleet.probed(now - probing.began)

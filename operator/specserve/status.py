@@ -10,6 +10,7 @@ from typing import Any
 
 from specserve import api, conditions, names
 from specserve.conditions import Condition
+from specserve.decisions import LONGEST_REASON, Switch, recent
 from specserve.observed import Owned, Pod, Trouble
 
 #: The change in acceptance length that is worth a write of its own, as a ratio.
@@ -85,6 +86,12 @@ class Observation:
         requests: Requests that a pod is asked to run at once; None if the spec does not tell.
         period_milliseconds: Sample period in force if longer than asked for.
         previous: The status as last read or written.
+        mode: The mode in force; None if that of the policy is.
+        override: The override of all SpecServes in words, empty if there is none.
+        override_problem: Why it could not be read, empty if it could.
+        curve: Reason and message about the curve known beforehand; None if none was looked for.
+        live: Whether live round times of the engines are known.
+        switches: The last ones that this process has seen.
     """
 
     name: str
@@ -98,6 +105,12 @@ class Observation:
     previous: Mapping[str, Any]
     ranks: int = 1
     requests: int | None = None
+    mode: str | None = None
+    override: str = ""
+    override_problem: str = ""
+    curve: tuple[str, str] | None = None
+    live: bool = False
+    switches: Sequence[Switch] = ()
 
 
 def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
@@ -121,6 +134,9 @@ def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
         _settled(seen),
         _reach(seen),
         _capacity(seen),
+        _decides(seen),
+        _draft(seen),
+        _curve(seen),
     ]
     return {
         "observedGeneration": seen.generation,
@@ -325,7 +341,7 @@ def _settled(seen: Observation) -> Condition:
         return Condition(kind, "True", conditions.NO_DRAFT, "there is nothing to switch")
     if not seen.engines:
         return Condition(kind, "Unknown", conditions.NO_PODS, "no pod is ready")
-    if seen.spec is not None and seen.spec.policy.mode == "Observe":
+    if _mode(seen) == "Observe":
         return Condition(kind, "True", conditions.OBSERVING, "nothing is sent to the pods")
     drifted = [engine for engine in seen.engines if engine.difference]
     if drifted:
@@ -350,7 +366,7 @@ def _settled(seen: Observation) -> Condition:
 
 def _reach(seen: Observation) -> Condition:
     kind: conditions.Type = conditions.THRESHOLD_REACHABLE
-    if seen.spec is not None and seen.spec.policy.mode in {"On", "Off"}:
+    if _mode(seen) in {"On", "Off"}:
         return Condition(kind, "True", conditions.PINNED, "the threshold is not in force")
     capped = next((engine for engine in seen.engines if engine.unreachable), None)
     if capped is not None:
@@ -389,6 +405,102 @@ def _limit(engine: Engine) -> str:
     holds = engine.cache_tokens
     cache = "" if holds is None else f", as its KV cache holds {holds} tokens"
     return f"runs at most {engine.capacity}{cache}"
+
+
+# -- decisions ------------------------------------------------------------------------------
+
+
+def _mode(seen: Observation) -> str:
+    """The mode in force."""
+    if seen.mode is not None:
+        return seen.mode
+    return seen.spec.policy.mode if seen.spec is not None else "Auto"
+
+
+def _decides(seen: Observation) -> Condition:
+    reason, message = _decider(seen)
+    if seen.override_problem:
+        unread = "the override cannot be read, what was last known of it holds"
+        message = "; ".join(filter(None, (message, f"{unread}: {seen.override_problem}")))
+    decides = reason in {conditions.AUTO, conditions.PIN_ENDED}
+    return Condition(conditions.STRATEGY_DECIDES, "True" if decides else "False", reason, message)
+
+
+def _decider(seen: Observation) -> tuple[str, str]:
+    """Who decides, as (reason, words)."""
+    if seen.override:
+        return (
+            conditions.OVERRIDDEN,
+            f"override of all SpecServes of this installation: {seen.override}",
+        )
+    if seen.spec is None:
+        return conditions.AUTO, ""
+    policy, mode = seen.spec.policy, _mode(seen)
+    if mode == "Observe":
+        return conditions.OBSERVING, "policy.mode is Observe: nothing is sent to the pods"
+    if mode in {"On", "Off"}:
+        end = f" until {policy.mode_until}, then Auto" if policy.mode_until else ""
+        return conditions.PINNED, f"policy.mode is {mode}{end}"
+    if policy.mode in {"On", "Off"}:
+        return (
+            conditions.PIN_ENDED,
+            f"policy.mode {policy.mode} ended at {policy.mode_until}: strategy {policy.strategy}",
+        )
+    return conditions.AUTO, f"strategy {policy.strategy}, scope {policy.scope}"
+
+
+def _draft(seen: Observation) -> Condition:
+    kind: conditions.Type = conditions.DRAFT_EFFECTIVE
+    if seen.spec is not None and seen.spec.draft.method == "None":
+        return Condition(kind, "Unknown", conditions.NO_DRAFT, "draft.method is None")
+    if not seen.engines:
+        return Condition(kind, "Unknown", conditions.NO_PODS, "no pod is ready")
+    crashed = [engine for engine in seen.engines if engine.crashed]
+    if crashed:
+        return Condition(
+            kind,
+            "False",
+            conditions.CRASHED_WHILE_ON,
+            _listed(crashed, lambda _: "the engine ended repeatedly while it speculated")
+            + ". It is left off until draft changes or the pod is replaced",
+        )
+    useless = [engine for engine in seen.engines if engine.effective is False]
+    if useless:
+        action = seen.spec.policy.draft_guard.action if seen.spec else "Report"
+        return Condition(
+            kind,
+            "False",
+            conditions.DRAFT_INEFFECTIVE,
+            _listed(useless, lambda _: "under traffic hardly any draft token is accepted")
+            + f". Does the draft fit the model? policy.draftGuard.action is {action}",
+        )
+    if any(engine.effective for engine in seen.engines):
+        return Condition(kind, "True", conditions.DRAFTS_ACCEPTED)
+    return Condition(kind, "Unknown", conditions.NOT_SEEN, "no drafts were verified of late")
+
+
+def _curve(seen: Observation) -> Condition:
+    kind: conditions.Type = conditions.CURVE_KNOWN
+    if seen.spec is not None and seen.spec.draft.method == "None":
+        return Condition(kind, "True", conditions.NO_DRAFT, "there is nothing to weigh")
+    if seen.spec is not None and seen.spec.policy.strategy != "BreakEven":
+        return Condition(kind, "True", conditions.NOT_USED, "strategy Threshold uses no curve")
+    reason, message = seen.curve or (conditions.NOT_OBSERVED, "not looked for yet")
+    broken = reason not in {"Calibrated", "Profile", conditions.NO_CURVE}
+    if seen.live:
+        aside = f"; the curve named in the policy: {message}" if broken else ""
+        return Condition(kind, "True", conditions.LIVE, f"round times of the engines{aside}")
+    if seen.curve is None:
+        return Condition(kind, "Unknown", reason, message)
+    if reason in {"Calibrated", "Profile"}:
+        return Condition(kind, "True", reason, message)
+    return Condition(
+        kind,
+        "False",
+        reason,
+        f"{message}. Until live rounds of the engines tell, where nothing else does, the bounds "
+        "of policy.threshold hold",
+    )
 
 
 # -- speculation ----------------------------------------------------------------------------
@@ -430,10 +542,13 @@ def _speculation(seen: Observation, at_iso: Any) -> dict[str, Any]:
         moment = at_iso(latest.switched_at)
         if moment >= str(before.get("lastSwitchTime", "")):
             fields["lastSwitchTime"] = moment
-            fields["lastSwitchReason"] = latest.switched_why[:512]
+            fields["lastSwitchReason"] = latest.switched_why[:LONGEST_REASON]
     accept = _accept(engines, before.get("acceptLengthCenti"))
     if accept is not None:
         fields["acceptLengthCenti"] = accept
+    decisions = recent(before.get("decisions") or (), seen.switches, at_iso)
+    if decisions:
+        fields["decisions"] = decisions
     if seen.period_milliseconds is not None:
         fields["samplePeriodMilliseconds"] = seen.period_milliseconds
     return fields
@@ -454,7 +569,8 @@ def _summary(seen: Observation, mode: str, on: int, off: int) -> str:
     if total == 0:
         return "-"
     counts = {"On": f"On {on}/{total}", "Off": f"Off {off}/{total}"}
-    return counts.get(mode, f"{mode} ({on} on, {off} off)")
+    told = counts.get(mode, f"{mode} ({on} on, {off} off)")
+    return f"{told}, override" if seen.override else told
 
 
 def _control_mode(seen: Observation) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import pytest
 from specserve import conditions, names, observed
 from specserve.kube import KubeRefused
 from specserve.reconcile import Reconciler
+from specserve.target import Standing
 from specserve.workqueue import WorkQueue
 
 KEY = ("team", "chat")
@@ -62,6 +63,17 @@ class FakeSteering:
 
     def asked(self, _: Any) -> bool:
         return True
+
+    def live(self, _: Any) -> bool:
+        return False
+
+    def switches(self, _: Any) -> tuple[Any, ...]:
+        return ()
+
+    def mode(self, target: Any) -> str:
+        return str(target.policy.mode)
+
+    standing = Standing()
 
 
 class World:

@@ -100,6 +100,9 @@ def test_all_is_well():
         "SpeculationSettled": "True",
         "ThresholdReachable": "True",
         "RequestCapacity": "True",
+        "StrategyDecides": "True",
+        "DraftEffective": "Unknown",
+        "CurveKnown": "True",
     }
     assert (made["ready"], made["speculation"]["summary"]) == ("1/1", "On 1/1")
     assert made["observedGeneration"] == 2
