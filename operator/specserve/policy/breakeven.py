@@ -6,7 +6,8 @@ nothing is known keeps what the Threshold strategy does there, and no bucket is 
 neighbours: `r` is not monotonic.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Literal
 
@@ -14,11 +15,17 @@ from specserve import api
 from specserve.policy import threshold
 from specserve.policy.acceptance import Acceptance
 from specserve.policy.curve import across
-from specserve.policy.rounds import BUCKETS, LARGEST_BATCH, bucket_of
+from specserve.policy.rounds import BUCKETS, LARGEST_BATCH, bucket_of, smallest
 from specserve.policy.state import Context, Memory, Sample
 
 #: Age in seconds up to which a pod's own acceptance is taken before a newer one of another pod.
 OWN: Final = 10.0
+#: Factor by which the demand must change to be followed at once.
+JUMP: Final = 2.0
+#: Time constant in seconds in which a wavering demand is evened out.
+EVENING: Final = 5.0
+#: Share by which the demand must be outside a bucket to leave it.
+SLACK: Final = 0.1
 #: Largest batch that is weighed if the engine does not say how many requests it runs at most.
 LARGEST: Final = 1024
 
@@ -48,12 +55,30 @@ class Arm:
         return self.length / self.ratio
 
 
-def batch_of(context: Context, sample: Sample) -> int:
+def demand_of(context: Context, sample: Sample) -> float:
     """The batch that the demand amounts to in one data-parallel rank: queued requests count."""
     demand = sum(context.load(sample))
     if sample.capacity is not None:
         demand = min(demand, sample.capacity)
-    return max(1, -(-demand // max(context.ranks, 1)))
+    return max(1.0, demand / max(context.ranks, 1))
+
+
+def settle(memory: Memory, context: Context, sample: Sample, now: float) -> Memory:
+    """Follow the demand: at once where it halves or doubles, evened out where it wavers.
+
+    The bucket is left only once the demand is clearly outside, so that a load on the border of
+    two buckets belongs to one of them.
+    """
+    demand = demand_of(context, sample)
+    batch = memory.batch
+    if batch is None or not batch / JUMP < demand < batch * JUMP:
+        return replace(memory, batch=demand, settled=now, bucket=bucket_of(math.ceil(demand)))
+    lasted = max(0.0, now - memory.settled)
+    batch += (demand - batch) * (1 - math.exp(-lasted / EVENING))
+    bucket = memory.bucket
+    if not smallest(bucket) * (1 - SLACK) <= batch <= bucket * (1 + SLACK):
+        bucket = bucket_of(math.ceil(batch))
+    return replace(memory, batch=batch, settled=now, bucket=bucket)
 
 
 def acceptance_of(memory: Memory, context: Context, now: float) -> Acceptance | None:
@@ -141,31 +166,43 @@ def table(
     context: Context,
     acceptance: Acceptance | None,
     base: Tiers,
-    sample: Sample,
+    largest: int,
 ) -> Tiers:
-    """Tiers for all batches, made from those in force.
+    """The best step count of each bucket, made from the table before.
 
-    The buckets beside that of the current batch are given its steps: a load that wavers around
-    their border must not have the engine switch to and fro.
+    Args:
+        policy: The policy in force.
+        context: What is known of rounds.
+        acceptance: The traffic's.
+        base: The table before.
+        largest: Largest batch of a rank.
     """
-    batch = batch_of(context, sample)
-    here = BUCKETS.index(bucket_of(batch))
-    largest = LARGEST
-    if sample.capacity is not None:
-        largest = max(1, sample.capacity // max(context.ranks, 1))
-    at_batch = best(policy, context, acceptance, batch, steps_at(base, batch))
-    wanted: list[tuple[int, int]] = []
-    least = 1
-    for index, bucket in enumerate(BUCKETS):
-        if least > largest:
-            break
-        if abs(index - here) <= 1:
-            steps = at_batch
-        else:
-            steps = best(policy, context, acceptance, bucket, steps_at(base, bucket))
-        wanted.append((least, steps))
-        least = bucket + 1
+    wanted = [
+        (smallest(bucket), best(policy, context, acceptance, bucket, steps_at(base, bucket)))
+        for bucket in BUCKETS
+        if smallest(bucket) <= largest
+    ]
     return merged(wanted)
+
+
+def around(tiers: Tiers, bucket: int, steps: int) -> Tiers:
+    """A table with one step count at a bucket and beside it.
+
+    A load that wavers around the border of two buckets must not have the engine switch to and fro.
+    """
+    place = BUCKETS.index(bucket)
+    least = smallest(BUCKETS[max(place - 1, 0)])
+    beyond = BUCKETS[min(place + 1, len(BUCKETS) - 1)] + 1
+    kept = [tier for tier in tiers if tier[0] < least or tier[0] > beyond]
+    parted = [(least, steps), (beyond, steps_at(tiers, beyond))]
+    return merged(sorted(kept + [tier for tier in parted if tier[0] <= LARGEST_BATCH]))
+
+
+def largest_batch(context: Context, sample: Sample) -> int:
+    """Largest batch of one data-parallel rank that is worth a tier."""
+    if sample.capacity is None:
+        return LARGEST
+    return max(1, sample.capacity // max(context.ranks, 1))
 
 
 def merged(tiers: list[tuple[int, int]]) -> Tiers:

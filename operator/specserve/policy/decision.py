@@ -1,12 +1,12 @@
 """The chain of checks from a reading to a verdict; the first hit decides."""
 
+import math
 from dataclasses import replace
 from typing import Final
 
 from specserve import api
 from specserve.policy import breakeven, evidence, guard, probe, threshold, trial
 from specserve.policy.guard import seconds
-from specserve.policy.rounds import bucket_of
 from specserve.policy.state import Context, DraftKv, Memory, Mode, Probe, Sample, Setting, Verdict
 
 _PINS: Final[dict[str, Mode]] = {"On": "On", "Off": "Off"}
@@ -164,23 +164,23 @@ def _weigh(
     context: Context,
 ) -> tuple[Verdict, Memory]:
     """Let the BreakEven strategy speak on a load that is known."""
-    batch = breakeven.batch_of(context, sample)
     looked = memory.probing.active
     acceptance = breakeven.acceptance_of(memory, context, now)
-    base = memory.table or breakeven.default(policy, context)
-    weighed = (memory.read, bucket_of(batch))
-    wanted = base
-    if looked is not None or memory.weighed != weighed or not memory.table:
-        wanted = breakeven.table(policy, context, acceptance, base, sample)
-        memory = replace(memory, weighed=weighed)
-    steps = breakeven.steps_at(wanted, batch)
-    known = breakeven.arms(context, acceptance, batch)
+    memory = breakeven.settle(memory, context, sample, now)
+    bucket, batch = memory.bucket, max(1, round(memory.batch or 1))
+    table = memory.table or breakeven.default(policy, context)
+    if looked is not None or memory.weighed != (memory.read, bucket):
+        largest = breakeven.largest_batch(context, sample)
+        table = breakeven.table(policy, context, acceptance, table, largest)
+        memory = replace(memory, table=table, weighed=(memory.read, bucket))
+    steps = breakeven.steps_at(table, bucket)
+    known = breakeven.arms(context, acceptance, bucket)
     if known:
         code, why = breakeven.words(known, steps, batch)
     else:
         proposal = threshold.propose(policy, context, sample)
         code, why = "Learning", f"break-even not known here yet, {proposal.numbers}"
-    setting = Setting(wanted, _draft_kv(policy, memory))
+    setting = Setting(breakeven.around(table, bucket, steps), _draft_kv(policy, memory))
     verdict = Verdict(
         "On" if steps else "Off",
         code,
@@ -190,48 +190,63 @@ def _weigh(
         numbers=breakeven.numbers(context, known, batch, sample),
     )
     if looked is not None:
-        return _looked(policy, memory, looked, verdict, setting, known, batch, now)
+        return _looked(policy, memory, looked, verdict, steps, known, now)
     ordered = memory.ordered
     if ordered is None or memory.mode is None:
-        return verdict, _adopted(memory, setting, steps, now, flip=False)
+        return verdict, _flipped(replace(memory, tabled=now), "On" if steps else "Off", now)
     present = ordered.steps_for(batch)
     if (present > 0) != (memory.mode == "On"):
         # The engine followed its table to where the load went: no decision, no flip.
         memory = replace(memory, mode="On" if present else "Off")
-    if steps != present:
-        refused = _refusal(policy, memory, new, now)
-        if refused is not None:
-            held = replace(verdict, setting=ordered)
-            return _held(replace(memory, weighed=None), held, refused[0], f"{why}, {refused[1]}")
-        before, after = breakeven.value_of(known, present), breakeven.value_of(known, steps)
-        predicted = after / before if before and after else None
-        watch = trial.begin(memory.watch, ordered, now, predicted)
-        memory = replace(memory, watch=watch, probing=probe.restarted(memory.probing, now))
-        return replace(verdict, flip=True), _adopted(memory, setting, steps, now, flip=True)
-    begun = probe.due(policy, memory, sample, context, now, present=present)
+    begun = None
+    if steps == present or not known:
+        # Where nothing is known a look tells more than what the bounds would do.
+        begun = probe.due(policy, memory, sample, context, now, present=present)
     if begun is not None:
         return _begin(memory, begun, now)
-    if wanted != memory.table and memory.table and now - memory.tabled < TABLE_PERIOD:
-        return replace(verdict, setting=ordered), replace(memory, weighed=None)
-    return verdict, _adopted(memory, setting, steps, now, flip=False)
+    if steps != present:
+        return _turn(policy, memory, verdict, steps, known, new, now, ordered=ordered)
+    if setting != ordered and now - memory.tabled < TABLE_PERIOD:
+        return replace(verdict, setting=ordered), memory
+    return verdict, (memory if setting == ordered else replace(memory, tabled=now))
 
 
-def _adopted(memory: Memory, setting: Setting, steps: int, now: float, *, flip: bool) -> Memory:
-    """Memory with a table in force, `steps` of it at the current batch."""
-    if setting.tiers != memory.table:
-        memory = replace(memory, table=setting.tiers, tabled=now)
-    if flip or memory.mode is None:
-        memory = _flipped(memory, "On" if steps else "Off", now, counted=flip)
-    return memory
+def _turn(
+    policy: api.Policy,
+    memory: Memory,
+    verdict: Verdict,
+    steps: int,
+    known: tuple[breakeven.Arm, ...],
+    new: bool,
+    now: float,
+    *,
+    ordered: Setting,
+) -> tuple[Verdict, Memory]:
+    """Flip to the steps of a verdict, unless something forbids it."""
+    refused = _refusal(policy, memory, new, now)
+    if refused is not None:
+        held = replace(verdict, setting=ordered)
+        why = verdict.reason.partition(": ")[2]
+        return _held(memory, held, refused[0], f"{why}, {refused[1]}")
+    present = ordered.steps_for(max(1, round(memory.batch or 1)))
+    before, after = breakeven.value_of(known, present), breakeven.value_of(known, steps)
+    predicted = after / before if before and after else None
+    memory = replace(
+        memory,
+        watch=trial.begin(memory.watch, ordered, now, predicted),
+        probing=probe.restarted(memory.probing, now),
+        tabled=now,
+    )
+    return replace(verdict, flip=True), _flipped(memory, "On" if steps else "Off", now, counted=1)
 
 
-def _flipped(memory: Memory, mode: Mode, now: float, *, counted: bool) -> Memory:
-    """Memory of being in `mode` from now on."""
+def _flipped(memory: Memory, mode: Mode, now: float, *, counted: int = 0) -> Memory:
+    """Memory of being in `mode` from now on, `counted` flips more being spent."""
     lasted = memory.off_lasted
     if memory.mode == "Off" and mode == "On" and memory.since > float("-inf"):
         off = now - memory.since
         lasted = off if lasted is None else (lasted + off) / 2
-    flips = (*guard.recent(memory.flips, now), now) if counted else memory.flips
+    flips = (*guard.recent(memory.flips, now), *(now,) * counted) if counted else memory.flips
     return replace(memory, mode=mode, since=now, flips=flips, off_lasted=lasted)
 
 
@@ -266,28 +281,26 @@ def _looked(
     memory: Memory,
     looked: Probe,
     verdict: Verdict,
-    setting: Setting,
+    steps: int,
     known: tuple[breakeven.Arm, ...],
-    batch: int,
     now: float,
 ) -> tuple[Verdict, Memory]:
     """End a probe by what it has told."""
-    before, steps = looked.back.steps_for(batch), setting.steps_for(batch)
+    before = looked.back.steps_for(max(1, round(memory.batch or 1)))
     here = breakeven.value_of(known, looked.steps)
     there = breakeven.value_of(known, before)
     loss = 1 - here / there if here and there else probe.UNKNOWN_LOSS
     changed = steps != before
     probing = probe.ended(policy, memory.probing, now, loss=loss, changed=changed)
-    memory = replace(memory, probing=probing)
+    memory = replace(memory, probing=probing, tabled=now)
     if not changed:
         flips = (*guard.recent(memory.flips, now), now)
-        memory = _adopted(replace(memory, flips=flips), setting, steps, now, flip=False)
-        return replace(verdict, probe=True), memory
+        return replace(verdict, probe=True), replace(memory, flips=flips)
     watch = trial.begin(memory.watch, looked.back, now, here / there if here and there else None)
-    memory = _adopted(replace(memory, watch=watch), setting, steps, now, flip=False)
     # The step count looked at runs already: its flip was counted when the probe began.
     mode: Mode = "On" if steps else "Off"
-    return replace(verdict, flip=True), _flipped(memory, mode, now, counted=steps != looked.steps)
+    memory = _flipped(replace(memory, watch=watch), mode, now, counted=int(steps != looked.steps))
+    return replace(verdict, flip=True), memory
 
 
 def _withdraw(
@@ -332,10 +345,11 @@ def _take_back(
     now: float,
 ) -> tuple[Verdict, Memory]:
     """Undo a flip that made things worse."""
-    mode: Mode = "On" if back.steps_for(breakeven.batch_of(context, sample)) else "Off"
+    demand = math.ceil(breakeven.demand_of(context, sample))
+    mode: Mode = "On" if back.steps_for(demand) else "Off"
     if policy.strategy == "BreakEven":
         memory = replace(memory, table=back.tiers, tabled=now)
-    memory = _flipped(memory, mode, now, counted=True)
+    memory = _flipped(memory, mode, now, counted=1)
     memory = replace(memory, probing=probe.restarted(memory.probing, now))
     reason = f"{mode.lower()}: taken back, {why}"
     return Verdict(mode, "FlipReverted", reason, flip=True, setting=back), memory
@@ -405,7 +419,7 @@ def _enter(
     """Be in `mode` from now on, counting a flip if another mode was known."""
     flip = memory.mode is not None and memory.mode != mode
     if memory.mode != mode:
-        memory = _flipped(memory, mode, now, counted=flip)
+        memory = _flipped(memory, mode, now, counted=int(flip))
     return Verdict(mode, code, f"{mode.lower()}: {numbers}", flip), memory
 
 

@@ -6,12 +6,14 @@ None is made where no outcome could change the decision, each is paid from a cre
 as a small share of throughput, and each that changes nothing doubles the time to the next.
 """
 
+import math
 from dataclasses import replace
 from typing import Final
 
 from specserve import api
 from specserve.policy import breakeven, guard
 from specserve.policy.acceptance import Acceptance
+from specserve.policy.rounds import bucket_of
 from specserve.policy.state import (
     FIRST_CREDIT,
     FIRST_WAIT,
@@ -34,6 +36,8 @@ LONGEST: Final = (2.0, 6.0)
 SETTLED: Final = 3.0
 #: Time in seconds that a probe is reckoned to take before it begins.
 TYPICAL: Final = 1.0
+#: Time in seconds from a probe to the next that learns what a round takes.
+LEARN_WAIT: Final = 10.0
 #: Share of throughput that a step count loses of which nothing is known.
 UNKNOWN_LOSS: Final = 0.6
 #: Age in seconds at which a plain round time is looked at again, where it matters.
@@ -81,14 +85,13 @@ def due(
         or memory.watch.frozen is not None
         or memory.watch.trial is not None
         or sample.running == 0
-        or now < probing.after
         or now < memory.since + SETTLED
         or guard.refusal(policy, memory, now) is not None
         or policy.max_flips_per_hour - len(guard.recent(memory.flips, now)) < RESERVED + 2
     ):
         return None
     acceptance = breakeven.acceptance_of(memory, context, now)
-    batch = breakeven.batch_of(context, sample)
+    batch = memory.bucket or bucket_of(math.ceil(breakeven.demand_of(context, sample)))
     if present == 0:
         chosen = _look_on(policy, context, acceptance, batch, now, probing.wait)
     else:
@@ -97,6 +100,8 @@ def due(
         return None
     steps, why = chosen
     known = context.knowledge.ratio(batch, steps or present) is not None
+    if now < (probing.after if known else probing.learn_after):
+        return None
     if _loss(context, acceptance, batch, steps, present) * TYPICAL > credit(policy, probing, now):
         return None
     return Probe(steps, now, memory.counts.verifies(steps), memory.ordered, known, why)
@@ -191,7 +196,7 @@ def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: fl
     lasted = now - probe.began
     if lasted >= LONGEST[0 if probe.known else 1] or sample.running == 0:
         return True
-    batch = breakeven.batch_of(context, sample)
+    batch = memory.bucket or bucket_of(math.ceil(breakeven.demand_of(context, sample)))
     timed = context.knowledge.time(batch, probe.steps)
     fresh = timed is not None and timed.seen > probe.began
     # A round time known from before will do where only the acceptance was asked for.
@@ -221,15 +226,15 @@ def ended(
     """
     probe = probing.active
     lasted = 0.0 if probe is None else now - probe.began
-    wait = FIRST_WAIT if changed else min(probing.wait * 2, LONGEST_WAIT)
-    return replace(
-        probing,
-        active=None,
-        after=now + (FIRST_WAIT if changed else probing.wait),
-        wait=wait,
-        credit=credit(policy, probing, now) - lasted * max(0.0, loss),
-        credited=now,
+    spent = credit(policy, probing, now) - lasted * max(0.0, loss)
+    probing = replace(
+        probing, active=None, learn_after=now + LEARN_WAIT, credit=spent, credited=now
     )
+    if changed:
+        return replace(probing, after=now + FIRST_WAIT, wait=FIRST_WAIT)
+    if probe is not None and not probe.known:
+        return replace(probing, after=max(probing.after, now + FIRST_WAIT))
+    return replace(probing, after=now + probing.wait, wait=min(probing.wait * 2, LONGEST_WAIT))
 
 
 def restarted(probing: Probing, now: float) -> Probing:

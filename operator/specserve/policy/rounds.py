@@ -28,6 +28,12 @@ def _buckets() -> tuple[int, ...]:
 BUCKETS: Final = _buckets()
 
 
+def smallest(bucket: int) -> int:
+    """The smallest batch of a bucket."""
+    place = BUCKETS.index(bucket)
+    return BUCKETS[place - 1] + 1 if place else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """The rounds of one batch bucket at one step count.

@@ -119,8 +119,9 @@ class Probing:
 
     Attributes:
         active: The probe under way, None if there is none.
-        after: When the next may begin.
+        after: When the next may begin that renews what is known.
         wait: Time in seconds to the one after.
+        learn_after: When the next may begin that learns what a round takes at another batch.
         credit: Seconds of lost throughput that may be spent.
         credited: When `credit` was last reckoned, None before the first probe.
     """
@@ -128,6 +129,7 @@ class Probing:
     active: Probe | None = None
     after: float = -math.inf
     wait: float = FIRST_WAIT
+    learn_after: float = -math.inf
     credit: float = FIRST_CREDIT
     credited: float | None = None
 
@@ -222,9 +224,12 @@ class Memory:
         crashes: Times at which the engine ended while it speculated, within the last hour.
         crashed: Whether that happened too often to speculate again.
         ordered: What the last verdict had the engine do, None before the first.
-        table: Tiers of the BreakEven strategy, empty before the first.
-        tabled: When the table last changed.
-        weighed: Read-back and batch bucket that the table was made for.
+        batch: The demand on one data-parallel rank, evened out; None before the first.
+        settled: When it was last evened out.
+        bucket: Its batch bucket, left only for a clear reason; 0 before the first.
+        table: What the BreakEven strategy holds best by batch, as tiers; empty before the first.
+        tabled: When what the engine is to do last changed.
+        weighed: Read-back and bucket that the table was made for.
         off_lasted: Mean length of the last offs in seconds, None before the first.
         probing: Probes.
         watch: Throughput before and after flips.
@@ -245,6 +250,9 @@ class Memory:
     crashes: tuple[float, ...] = ()
     crashed: bool = False
     ordered: Setting | None = None
+    batch: float | None = None
+    settled: float = -math.inf
+    bucket: int = 0
     table: tuple[tuple[int, int], ...] = ()
     tabled: float = -math.inf
     weighed: tuple[float | None, int] | None = None
@@ -277,7 +285,7 @@ class Memory:
             mode=mode,
             ordered=Setting(tiers) if tiers else None,
             table=tiers,
-            probing=Probing(after=now + FIRST_WAIT),
+            probing=Probing(after=now + FIRST_WAIT, learn_after=now + FIRST_WAIT),
         )
         if mode is None or since is None:
             return begun

@@ -1,0 +1,1 @@
+"""The policy offline: `specserve explain` and `specserve replay`, the operator's own decisions."""

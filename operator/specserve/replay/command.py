@@ -1,0 +1,214 @@
+"""`specserve explain` and `specserve replay`: read files, play the policy, print."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from specserve.bench import plot as pictures
+from specserve.curves import ConfigMapText, find, shipped
+from specserve.policy import Curve, CurveError
+from specserve.replay import play, plot, trace
+from specserve.replay.engine import MeanEngine
+from specserve.replay.trace import BadTrace
+
+T = TypeVar("T")
+
+SAMPLES = """\
+A recorded trace is one JSON object a line, times ascending:
+  {"at": 12.5, "running": 32, "queued": 0, "capacity": 256, "speculation": {...}}
+where speculation is what GET /v1/speculation of the engine answered then; it may be left out
+where only the load was read. Record one with curl and jq, as docs/policy.md shows."""
+
+MADE_UP = """\
+A made-up load is YAML, its engine the mean values of a curve that comes with the operator:
+  profile: h200x2-hostmem
+  phases:
+    - {seconds: 120, inFlight: 32, acceptLength: 2.5}
+    - {seconds: 60, inFlight: [32, 250], acceptLength: 2.5}     # a ramp
+    - {seconds: 120, inFlight: 250, acceptLength: [2.5, 1.2]}"""
+
+
+def add_parsers(commands: Any) -> None:
+    """Add both subcommands."""
+    explain = commands.add_parser(
+        "explain",
+        help="say what the policy decides on recorded readings, and why",
+        description="Play the policy of a SpecServe over recorded readings of one pod, and "
+        "explain the last decision with the numbers it rests on. The code is the operator's; "
+        "no cluster and no engine is needed.",
+        epilog=SAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _common(explain)
+    explain.add_argument(
+        "--samples", type=Path, required=True, metavar="FILE", help="the recorded trace"
+    )
+    explain.set_defaults(run=_explain)
+    replay = commands.add_parser(
+        "replay",
+        help="play the policy over a recorded or a made-up load",
+        description="Play the policy of a SpecServe over a whole trace, and print each decision "
+        "that changed something. Over a made-up load the engine obeys, and the tokens won are "
+        "compared with those of each step count held and of the best at each moment.",
+        epilog=f"{SAMPLES}\n\n{MADE_UP}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _common(replay)
+    replay.add_argument(
+        "--trace", type=Path, required=True, metavar="FILE", help="the trace, of either kind"
+    )
+    replay.add_argument("--plot", type=Path, metavar="PNG", help="also draw it")
+    replay.set_defaults(run=_replay)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-f", "--file", type=Path, required=True, metavar="CR", help="YAML of the SpecServe"
+    )
+    parser.add_argument(
+        "--curve",
+        type=Path,
+        metavar="FILE",
+        help="a calibrated curve, in place of policy.breakEven.curveConfigMap",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _explain(options: argparse.Namespace) -> int:
+    try:
+        spec = _read(options.file, trace.spec_of)
+        recorded = _read(options.samples, trace.recorded)
+        curve = _curve(options, spec)
+    except BadTrace as error:
+        return _fail(error)
+    steps = tuple(sorted(spec.draft.steps))
+    moments = play.over_recorded(spec.policy, recorded, steps, curve)
+    last = moments[-1]
+    if options.json:
+        _print(json.dumps(_json(last), indent=2))
+        return 0
+    changed = play.transitions(moments)[-1]
+    _print(f"{last.verdict.reason}\n")
+    _print(f"  decision   {last.verdict.code}, since {changed.at:g} s of the trace")
+    _print(f"  in flight  {last.load}")
+    for name, value in last.verdict.numbers:
+        _print(f"  {name:<10} {value:g}")
+    if last.verdict.setting is not None:
+        _print(f"  order      {_order(last)}")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    outcome = None
+    if options.plot is not None and not pictures.available():
+        return _fail(BadTrace(pictures.MISSING))
+    try:
+        spec = _read(options.file, trace.spec_of)
+        curve = _curve(options, spec)
+        text = _text(options.trace)
+        if trace.is_recorded(text):
+            recorded = _read(options.trace, trace.recorded)
+            steps = tuple(sorted(spec.draft.steps))
+            moments = play.over_recorded(spec.policy, recorded, steps, curve)
+        else:
+            load = _read(options.trace, trace.made_up)
+            engine = MeanEngine(shipped(load.profile))
+            moments, outcome = play.over_made_up(spec.policy, load, engine, curve)
+    except (BadTrace, CurveError) as error:
+        return _fail(error)
+    if options.plot is not None:
+        plot.draw(moments, f"{spec.policy.strategy} over {options.trace.name}", options.plot)
+    changes = play.transitions(moments)
+    if options.json:
+        document: dict[str, Any] = {"transitions": [_json(moment) for moment in changes]}
+        if outcome is not None:
+            document["tokens"] = {
+                "policy": outcome.policy,
+                "always": {str(steps): won for steps, won in outcome.always.items()},
+                "clairvoyant": outcome.clairvoyant,
+            }
+        _print(json.dumps(document, indent=2))
+        return 0
+    for moment in changes:
+        probe = "  (probe)" if moment.verdict.probe else ""
+        _print(f"{moment.at:9.2f} s  {moment.load:5d} in flight  {moment.verdict.reason}{probe}")
+    flips = sum(moment.verdict.flip for moment in moments)
+    probes = sum(moment.verdict.code == "Probing" for moment in changes)
+    _print(f"\n{len(moments)} decisions, {flips} flips, {probes} probes")
+    if outcome is not None:
+        _print("tokens won, over those of the best step count at each moment:")
+        _print(f"  {spec.policy.strategy:<12} {outcome.policy / outcome.clairvoyant:.3f}")
+        for held, won in sorted(outcome.always.items()):
+            name = f"always {held} steps" if held else "always off"
+            _print(f"  {name:<14} {won / outcome.clairvoyant:.3f}")
+    return 0
+
+
+def _curve(options: argparse.Namespace, spec: Any) -> Curve | None:
+    """The curve that the operator would use."""
+    if options.curve is not None:
+        held = ConfigMapText(options.curve.name, _text(options.curve))
+        try:
+            return Curve.from_json(held.text or "")
+        except CurveError as error:
+            raise BadTrace(f"{options.curve}: {error}") from None
+    wanted = spec.policy.break_even
+    if wanted.curve_config_map is not None and wanted.profile is None:
+        return None
+    local = spec.policy.model_copy(
+        update={"break_even": wanted.model_copy(update={"curve_config_map": None})}
+    )
+    return find(spec.model_copy(update={"policy": local}), None).curve
+
+
+def _json(moment: play.Moment) -> dict[str, Any]:
+    verdict = moment.verdict
+    return {
+        "at": moment.at,
+        "inFlight": moment.load,
+        "acceptLength": moment.accept,
+        "mode": verdict.mode,
+        "code": verdict.code,
+        "reason": verdict.reason,
+        "flip": verdict.flip,
+        "probe": verdict.probe,
+        "tiers": None if verdict.setting is None else [list(t) for t in verdict.setting.tiers],
+        "numbers": dict(verdict.numbers),
+    }
+
+
+def _order(moment: play.Moment) -> str:
+    setting = moment.verdict.setting
+    if setting is None:
+        return "none"
+    if len(setting.tiers) == 1:
+        steps = setting.tiers[0][1]
+        return f"{steps} steps" if steps else f"off ({setting.draft_kv.lower()})"
+    return ", ".join(f"from {least}: {steps} steps" for least, steps in setting.tiers)
+
+
+def _read(file: Path, parse: Callable[[str], T]) -> T:
+    """Parse a file; what is wrong with it is said with its name."""
+    try:
+        return parse(_text(file))
+    except BadTrace as error:
+        raise BadTrace(f"{file}: {error}") from None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTrace(f"{file}: {error}") from None
+
+
+def _fail(error: Exception) -> int:
+    print(f"specserve: {error}", file=sys.stderr)  # noqa: T201 - a command line prints
+    return 2
+
+
+def _print(line: str) -> None:
+    print(line)  # noqa: T201 - a command line prints
