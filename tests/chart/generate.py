@@ -73,6 +73,8 @@ _MORE: dict[str, dict[str, Any]] = {
     "podLabels": _STRINGS,
     "podAnnotations": _STRINGS,
     "nodeSelector": _STRINGS,
+    "prometheus.hosts": {"items": {"type": "string", "minLength": 1}},
+    "prometheus.tokenFiles": _STRINGS,
     "crds.annotations": _STRINGS,
     "service.annotations": _STRINGS,
     "serviceAccount.annotations": _STRINGS,

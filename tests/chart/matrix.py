@@ -14,6 +14,12 @@ MATRIX: dict[str, dict[str, Any]] = {
         "rbac": {"clusterScoped": False},
         "crds": {"enabled": False},
     },
+    "prometheus": {
+        "prometheus": {
+            "hosts": ["*.monitoring.svc", "127.0.0.1"],
+            "tokenFiles": {"b.monitoring.svc": "/tokens/b", "a.monitoring.svc": "/tokens/a"},
+        },
+    },
     "two-replicas": {
         "replicas": 2,
         "topologySpreadConstraints": [

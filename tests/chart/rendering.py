@@ -24,11 +24,10 @@ class Refused(Exception):
     """Helm did not render; the message is Helm's."""
 
 
-def helm(*arguments: str, stdin: str = "") -> str:
-    """Runs helm without a cluster and without anything of the user's."""
-    binaries = resolve(("helm",))
+def helm(*arguments: str, stdin: str = "", binary: str = "") -> str:
+    """Runs helm, the usual one or another, without a cluster and anything of the user's."""
     done = subprocess.run(
-        [binaries["helm"], *arguments],
+        [binary or resolve(("helm",))["helm"], *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -51,11 +50,13 @@ def render(
     chart: Path = CHART,
     release: str = "specserve",
     namespace: str = NAMESPACE,
+    binary: str = "",
 ) -> list[Manifest]:
     """The manifests of the chart under these values, which may be a dict or text."""
     # As JSON: what YAML dumps bare, such as y, Helm would read as a boolean.
     given = values if isinstance(values, str) else json.dumps(values or {})
-    text = helm("template", release, str(chart), "-n", namespace, "-f", "-", stdin=given)
+    command = ("template", release, str(chart), "-n", namespace, "-f", "-")
+    text = helm(*command, stdin=given, binary=binary)
     assert "<no value>" not in text
     return [one for one in yaml.safe_load_all(text) if one]
 

@@ -305,6 +305,23 @@ def test_image_is_that_of_the_charts_version():
     assert container(render())["image"].endswith(f":{version}")
 
 
+# -- Prometheus -----------------------------------------------------------------------------
+
+
+def test_hosts_and_tokens_of_prometheus_reach_the_operator():
+    given = environment(render(MATRIX["prometheus"]))
+    settings = Settings.from_environ(given)
+    assert settings.prometheus_hosts == ("*.monitoring.svc", "127.0.0.1")
+    assert settings.prometheus_token_files == {
+        "a.monitoring.svc": "/tokens/a",
+        "b.monitoring.svc": "/tokens/b",
+    }
+
+
+def test_without_hosts_all_are_allowed():
+    assert Settings.from_environ(environment(render())).prometheus_hosts == ("*",)
+
+
 # -- the rest -------------------------------------------------------------------------------
 
 

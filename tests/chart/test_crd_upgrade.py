@@ -9,15 +9,14 @@ import yaml
 
 from specserve import names
 from tests.chart import rendering
-from tests.chart.rendering import CHART, NAMESPACE
+from tests.chart.release import Release
+from tests.chart.rendering import NAMESPACE
 from tests.cluster.errors import CommandError
 from tests.cluster.light import light_cluster as start_light_cluster
 from tests.integration.api import Api, eventually
 from tests.integration.kubelet import Kubelet
-from tests.integration.operator_process import OperatorProcess
 from tests.integration.stage import HIGH, LOW, Stage, make_node
 
-RELEASE = "specserve"
 TEAM = "team-a"
 ADDED, REMOVED = "maxFlipsPerHour", "legacyBias"
 
@@ -51,22 +50,9 @@ async def stage(cluster, tmp_path):
 
 
 @pytest.fixture
-def operator(cluster):
-    """Starts the operator with what a release gives it."""
+def release(cluster):
     with contextlib.ExitStack() as stack:
-
-        def start():
-            kubeconfig = cluster.kubeconfig_for(RELEASE, NAMESPACE)
-            process = OperatorProcess(cluster, kubeconfig, lease_name=RELEASE)
-            stack.callback(process.kill)
-            stack.callback(lambda: print(process.tail()))  # shown for failed tests
-            return process
-
-        yield start
-
-
-def helm(cluster, *arguments):
-    cluster.run(["helm", *arguments, "-n", NAMESPACE], timeout=120)
+        yield Release(cluster, stack)
 
 
 async def differs(operator, lacking, unknown):
@@ -114,10 +100,10 @@ async def flips(stage, pod):
 
 @pytest.mark.timeout(300)
 async def test_the_crd_is_upgraded_and_rolled_back_under_live_specserves(
-    cluster, stage, operator, older
+    cluster, stage, release, older
 ):
-    helm(cluster, "install", RELEASE, str(older))
-    process = operator()
+    release.helm("install", chart=older)
+    process = release.start()
     await process.leads()
     await differs(process, 1, 1)
     (pod,) = await stage.up(policy={REMOVED: 3, ADDED: None})
@@ -126,7 +112,7 @@ async def test_the_crd_is_upgraded_and_rolled_back_under_live_specserves(
         cluster.apply({**plain(made), "spec": {**made["spec"], "policy": {ADDED: 7}}})
     await flips(stage, pod)
 
-    helm(cluster, "upgrade", RELEASE, str(CHART), "--reuse-values")
+    release.helm("upgrade", "--reuse-values")
     await differs(process, 0, 0)
     kept = await stage.get()
     assert kept["metadata"]["uid"] == made["metadata"]["uid"]
@@ -136,7 +122,7 @@ async def test_the_crd_is_upgraded_and_rolled_back_under_live_specserves(
     await stage.ready()
     await flips(stage, pod)
 
-    helm(cluster, "rollback", RELEASE, "1")
+    release.helm("rollback", "1", chart=None)
     await differs(process, 1, 1)
     read = await stage.get()
     assert read["metadata"]["uid"] == made["metadata"]["uid"]

@@ -123,6 +123,10 @@ app.kubernetes.io/component: operator
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, list, watch, create, patch]
+# The break-even curves that a SpecServe names.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get]
 # Engine pods are read, never written.
 - apiGroups: [""]
   resources: [pods]
