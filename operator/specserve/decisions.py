@@ -60,10 +60,11 @@ def difference(before: Verdict | None, after: Verdict) -> str:
     """What is new about a verdict, as in `Decision`; empty if nothing is."""
     if before is None:
         return "first"
-    if before.mode != after.mode:
+    if after.probe or (before.probe and not after.flip):
+        known = (before.mode, before.code, before.setting)
+        return "probe" if known != (after.mode, after.code, after.setting) else ""
+    if before.mode != after.mode or after.flip:
         return "mode"
-    if before.probe != after.probe:
-        return "probe"
     if before.setting != after.setting:
         return "setting"
     return "reason" if before.code != after.code else ""

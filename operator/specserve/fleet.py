@@ -37,6 +37,7 @@ class Sent:
         ours: Whether a directive was in force then; an engine that is taken over from its own
             policy has not flipped.
         announce: Whether the switch is news.
+        tabled: Whether the engine followed a table already.
     """
 
     setting: dict[str, Any]
@@ -45,6 +46,7 @@ class Sent:
     before: bool | None
     ours: bool
     announce: bool
+    tabled: bool = False
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Steered:
 
     Attributes:
         shown: Whether the engine speculates as it is told to the outside: probes left out.
+        looking: Whether the last order was a probe's, or the way back from one.
         quiet_until: Until then a probe may still show in what the engine reports.
         strayed_at: When the engine began to follow its table to another mode than `shown`.
         born: When the engine process was found to be another one than before, 0 if it was not.
@@ -89,6 +92,7 @@ class Steered:
     switched_at: float | None = None  # wall clock
     switched_why: str = ""
     shown: bool | None = None
+    looking: bool = False
     quiet_until: float = 0.0
     strayed_at: float | None = None
     accept: float | None = None
@@ -138,6 +142,7 @@ class Steered:
         self.unproved = None
         self.untaken = False
         self.ranks = None
+        self.looking = False
         self.quiet_until = 0.0
         self.strayed_at = None
         self.memory = self.memory.reboot()
@@ -225,6 +230,11 @@ class Fleet:
         """The pods that may be read and switched."""
         return [steered for steered in list(self.pods.values()) if steered.pod.usable]
 
+    @property
+    def asked(self) -> bool:
+        """Whether the load of every usable pod was asked for."""
+        return all(s.sample is not None or s.sample_failures > 0 for s in self.usable)
+
     def learn(self, rounds: Rounds) -> bool:
         """Take in round times; returns whether `live` has changed by it."""
         self.knowledge = self.knowledge.learn(rounds)
@@ -290,6 +300,8 @@ class Fleet:
         self.knowledge = self.knowledge.hear(steered.memory.counts.acceptance)
         if verdict.probe:
             steered.quiet_until = now + QUIET
+        elif verdict.flip:
+            steered.quiet_until = 0.0
         active = steered.memory.probing.active
         if active is not None and self._prober is not steered:
             self._prober = steered

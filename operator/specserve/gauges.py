@@ -105,7 +105,8 @@ def _policy(served: Sequence[Served]) -> list[Metric]:
             wanted = Counter(verdict.mode for verdict in verdicts)
             for mode in ("On", "Off"):
                 would.add_metric([*key, mode], wanted[mode])
-        probing.add_metric(key, sum(verdict.probe for verdict in verdicts))
+        looking = [s for s in fleet.usable if s.memory.probing.active is not None]
+        probing.add_metric(key, len(looking))
         probes.add_metric(key, fleet.probes)
         lost.add_metric(key, fleet.probe_seconds)
     return [accept, even, value, batch, would, probing, probes, lost]

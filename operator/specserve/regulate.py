@@ -606,12 +606,14 @@ class Regulator:
     def _decide(self, steered: Steered, target: Target) -> None:
         if steered.readback is None:
             return  # the engine is read before anything is decided for it
+        fleet, patient = self._fleet(target.key), self._patient(target)
+        if patient.scope == "Fleet" and steered.verdict is None and not fleet.asked:
+            return  # the first few pods are not the fleet
         now = self._clock()
         was_stalled = steered.memory.stalled
         verdict = self._judge(steered, target, now)
         if steered.memory.stalled and not was_stalled:
             self._say(steered, "Warning", "EngineStalled", verdict.reason)
-        patient = self._patient(target)
         if (
             patient.mode == "Observe"
             or verdict.setting is None
@@ -643,10 +645,12 @@ class Regulator:
                 steered.wanted,
                 epoch,
                 verdict,
-                steered.on(now),
+                steered.shown if steered.looking else steered.on(now),
                 ours=ours,
                 announce=ours or steered.control_error is not None,
+                tabled=steered.readback.get("mode") == "tiers",
             )
+            steered.looking = verdict.probe
         body = directive.body(
             steered.wanted,
             pod_uid=steered.pod.uid,
@@ -715,6 +719,9 @@ class Regulator:
         if sent.verdict.probe:
             return  # a short look is no switch, and neither is the way back from it
         on = sent.verdict.mode == "On"
+        following = sent.tabled and answer.get("mode") == "tiers" and not sent.verdict.flip
+        if following and steered.shown is not None:
+            return  # where the load went, not what was ordered; told if it lasts
         if sent.before is not on or not sent.ours:
             self._switched(steered, sent.verdict, on=on, announce=sent.announce)
         else:

@@ -6,12 +6,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from specserve.engine import Endpoint, EngineRefused, EngineUnreachable
 from specserve.observed import Key, Pod
 from specserve.signals import Reading
 from specserve_engine.control import Apply, Capability, Control, Identity, Refusal, Versions
+from specserve_engine.rounds import RoundStats
 from specserve_engine.wire import Invalid, parse_directive
 from tests.unit.virtual_time import now
 
@@ -22,11 +24,36 @@ _boots = itertools.count(1)
 
 
 @dataclass
+class Decoding:
+    """What decode rounds take and win.
+
+    Attributes:
+        accept: chance of each draft, its predecessors accepted.
+        plain: seconds of a round without drafts.
+        ratio: how many of these a round with 3 drafts takes; linear in between.
+    """
+
+    accept: float = 0.7
+    plain: float = 0.02
+    ratio: float = 1.5
+
+    def seconds(self, steps: int) -> float:
+        return self.plain * (1 + (self.ratio - 1) * steps / 3)
+
+    def drafts(self, rng: Random, steps: int) -> int:
+        accepted = 0
+        while accepted < steps and rng.random() < self.accept:
+            accepted += 1
+        return accepted
+
+
+@dataclass
 class FakeEngine:
     """One engine process after another in one pod.
 
     `faults` maps a call (load, read, switch) to what goes wrong with it: hang, reset, refused,
     lost (the switch is applied, its answer is not sent), unproved (504: applied, not confirmed).
+    With `decoding` the requests running are decoded, so that read-backs have rounds to tell of.
     """
 
     uid: str
@@ -41,6 +68,7 @@ class FakeEngine:
     rank_states: list[dict[str, Any]] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
     changes: list[tuple[int, str]] = field(default_factory=list)
+    decoding: Decoding | None = None
 
     def __post_init__(self) -> None:
         self.boot()
@@ -48,6 +76,8 @@ class FakeEngine:
     def boot(self) -> None:
         identity = Identity(self.uid, f"boot-{next(_boots)}")
         self.control = Control(identity, Versions("0.0.0", "0.1.0", proved=False))
+        self.stats = RoundStats()
+        self.decoded_to: float | None = None
         reason = "" if self.controllable else "no adaptive controller"
         self.control.serve(Capability(self.controllable, reason, STEPS))
 
@@ -57,12 +87,36 @@ class FakeEngine:
         if order is not None:
             self.control.commit(order)
 
+    def decode(self) -> None:
+        """Run the rounds that time has been for since the last call."""
+        if self.decoding is None:
+            return
+        at = now() if self.decoded_to is None or not self.running else self.decoded_to
+        rng = Random(f"{self.uid}/{at}")
+        steps = self.active_steps
+        seconds = self.decoding.seconds(steps)
+        while self.running and at + seconds <= now():
+            at += seconds
+            accepted = [self.decoding.drafts(rng, steps) for _ in range(self.running)]
+            self.stats.observe(steps, seconds, accepted, at)
+        self.decoded_to = at
+
     def read_back(self) -> dict[str, Any]:
+        self.decode()
         self.lapse()
-        groups = [{"ranks": self.rank_states, "stats": [], "tokensTotal": self.tokens}]
+        told = {"stats": [], "tokensTotal": self.tokens}
+        if self.decoding is not None:
+            told = {
+                "stats": [figures.to_json() for figures in self.stats.figures(now())],
+                "acceptance": [counts.to_json() for counts in self.stats.acceptance()],
+                "tokensTotal": self.stats.tokens_total,
+                "at": now(),
+            }
+        groups = [{"ranks": self.rank_states, **told}]
         return {**self.control.read_back(now()), "groups": groups}
 
     def put(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.decode()
         self.lapse()
         try:
             admission = self.control.admit(parse_directive(body), now())
@@ -76,6 +130,15 @@ class FakeEngine:
             self.control.commit(admission.order)
             self.changes.append((body["epoch"], body["mode"]))
         return self.read_back()
+
+    @property
+    def active_steps(self) -> int:
+        """Steps of a round with as many requests as run now."""
+        state = self.control.read_back(now())
+        if state["mode"] == "tiers":
+            table = [tier for tier in state["tiers"] if tier["minBatch"] <= max(self.running, 1)]
+            return int(table[-1]["steps"])
+        return {"off": 0, "on": state["steps"]}.get(state["mode"], max(STEPS))
 
     @property
     def mode(self) -> str:
