@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from specserve import api
 from specserve.observed import Key, Pod
 from specserve.regulate import Regulator
-from specserve.target import Target
-from tests.unit.engines import FakeEngine, FakeEngines, pod
+from specserve.target import Override, Standing, Target
+from tests.unit.engines import Decoding, FakeEngine, FakeEngines, pod
 from tests.unit.virtual_time import VirtualLoop
 
 KEY: Key = ("team", "chat")
@@ -23,6 +23,9 @@ BUSY, QUIET = 30, 1
 POLICY: dict[str, Any] = {
     "threshold": {"offAbove": 10, "onBelow": 5},
     "maxFlipsPerHour": 3600,
+    # What throughput says of a flip is tried elsewhere; here it would hold modes for minutes.
+    "flipGuard": {"tolerancePercent": 100},
+    "draftGuard": {"action": "Report"},
     # Long, so that much of its life fits into one example.
     "samplePeriodMilliseconds": 2000,
     "staleAfterSeconds": 10,
@@ -33,6 +36,8 @@ policies = st.fixed_dictionaries(
         "leaseSeconds": st.sampled_from([15, 60]),
         "dwellOnSeconds": st.sampled_from([0, 5]),
         "dwellOffSeconds": st.sampled_from([0, 5]),
+        "strategy": st.sampled_from(["Threshold", "BreakEven"]),
+        "scope": st.sampled_from(["Pod", "Pod", "Fleet"]),
     }
 )
 which = st.sampled_from(PODS)
@@ -51,6 +56,7 @@ class Loop(RuleBasedStateMachine):
         self.addresses = itertools.count(1)
         self.engines = FakeEngines()
         self.policy = policy
+        self.standing = Standing()
         self.pods: dict[str, Pod] = {}
         self.of: dict[str, FakeEngine] = {}
         self.starts = itertools.count(1)
@@ -67,6 +73,7 @@ class Loop(RuleBasedStateMachine):
             clock=self.loop.time,
             wall=self.loop.time,
         )
+        self.regulator.override(self.standing)
         self.run = self.loop.create_task(self.regulator.run())
         self.configure()
         for one in self.pods.values():
@@ -90,7 +97,7 @@ class Loop(RuleBasedStateMachine):
 
     def appear(self, uid: str) -> None:
         ip = f"10.0.0.{next(self.addresses)}"
-        self.of[uid] = self.engines.at[ip] = FakeEngine(uid)
+        self.of[uid] = self.engines.at[ip] = FakeEngine(uid, decoding=Decoding())
         self.show(pod(KEY, uid, ip))
 
     def show(self, new: Pod) -> None:
@@ -108,6 +115,16 @@ class Loop(RuleBasedStateMachine):
     @rule(uid=which, running=st.sampled_from([QUIET, 7, BUSY]))
     def load(self, uid: str, running: int) -> None:
         self.of[uid].running = running
+
+    @rule(uid=which, accept=st.sampled_from([0.05, 0.4, 0.9]))
+    def traffic(self, uid: str, accept: float) -> None:
+        self.of[uid].decoding = Decoding(accept)
+
+    @rule(mode=st.sampled_from([None, "On", "Off", "Observe"]), seconds=st.sampled_from([5, 900]))
+    def override(self, mode: Any, seconds: int) -> None:
+        until = self.loop.time() + seconds
+        self.standing = Standing(None if mode is None else Override(mode, until))
+        self.regulator.override(self.standing)
 
     @rule(uid=which, what=faults)
     def break_down(self, uid: str, what: tuple[str, str]) -> None:
@@ -140,7 +157,7 @@ class Loop(RuleBasedStateMachine):
         gone = self.pods.pop(uid)
         self.engines.usable[uid] = False
         self.regulator.observe(gone, None)
-        heir = self.engines.at[gone.ip] = self.of[uid] = FakeEngine(uid)
+        heir = self.engines.at[gone.ip] = self.of[uid] = FakeEngine(uid, decoding=Decoding())
         heir.boot()
         self.show(pod(KEY, uid, gone.ip))
 
@@ -180,24 +197,40 @@ class Loop(RuleBasedStateMachine):
             engine.faults.clear()
             if engine.running not in (QUIET, BUSY):
                 engine.running = BUSY
+        self.standing = Standing()
+        self.regulator.override(self.standing)
         self.wait(90.0)
         for uid, engine in self.of.items():
-            if not self.pods[uid].usable or self.policy["mode"] == "Observe":
-                continue
-            wanted = {"On": "on", "Off": "off"}.get(
-                self.policy["mode"], "off" if engine.running == BUSY else "on"
-            )
-            assert self.mode(engine) == wanted
-            told = next(e for e in self.regulator.engines(KEY) if e.name == self.pods[uid].name)
-            assert (told.on, told.difference, told.control_error) == (wanted == "on", None, None)
+            if self.pods[uid].usable and self.policy["mode"] != "Observe":
+                self.loop.run_until_complete(self._check(uid, engine))
 
-    def mode(self, engine: FakeEngine) -> str:
-        return engine.control.read_back(self.loop.time())["mode"]
+    async def _check(self, uid: str, engine: FakeEngine) -> None:
+        told = next(e for e in self.regulator.engines(KEY) if e.name == self.pods[uid].name)
+        assert (told.difference, told.control_error) == (None, None)
+        assert told.on is (told.wanted == "On")
+        mode = self.policy["mode"]
+        by_load = self.policy["strategy"] == "Threshold" and self.policy["scope"] == "Pod"
+        if mode == "Auto" and by_load:
+            mode = "Off" if engine.running == BUSY else "On"
+        if mode != "Auto":
+            assert told.wanted == mode
+            assert (engine.active_steps > 0) is (mode == "On")
+        elif not self.probing:
+            assert (engine.active_steps > 0) is told.on
+
+    @property
+    def probing(self) -> bool:
+        fleet = self.regulator._fleets[KEY]
+        return any(steered.looking for steered in fleet.pods.values())
 
     @invariant()
     def promises(self) -> None:
-        if hasattr(self, "engines"):
-            assert self.engines.violations == []
+        if not hasattr(self, "engines"):
+            return
+        assert self.engines.violations == []
+        for fleet in self.regulator._fleets.values():
+            looking = [s for s in fleet.usable if s.memory.probing.active is not None]
+            assert len(looking) <= 1
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
