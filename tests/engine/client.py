@@ -142,6 +142,21 @@ class Engine:
         ) as reply:
             return reply.status, await reply.json()
 
+    async def abandon(self, body: Any) -> None:
+        """Send a directive and hang up without waiting for its answer."""
+        _, writer = await asyncio.open_connection("127.0.0.1", self.address.admin_port)
+        text = json.dumps(body)
+        writer.write(
+            (
+                "PUT /v1/speculation HTTP/1.1\r\nHost: engine\r\n"
+                f"Authorization: Bearer {self.address.token}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}"
+            ).encode()
+        )
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
     async def health(self) -> int:
         """Return the status of the admin port's health; 0 if nobody answers."""
         try:

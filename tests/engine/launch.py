@@ -33,12 +33,14 @@ class Launch:
 
     Attributes:
         admin_key: SGLang's, which no client ever sends.
+        nonce: What orders on SGLang's own route must carry.
     """
 
     command: tuple[str, ...]
     environ: Mapping[str, str]
     address: Address
     admin_key: str
+    nonce: int
 
 
 def rendered(environment: Environment, pair: Path, folder: Path, ranks: int) -> Launch:
@@ -74,7 +76,8 @@ def rendered(environment: Environment, pair: Path, folder: Path, ranks: int) -> 
     credentials, config, adaptive = (
         folder / name for name in ("credentials", names.KEY_CONFIG, names.ADAPTIVE_FILE)
     )
-    mount_credentials(credentials, token)
+    nonce = secrets.randbelow(2**52) + 2**51  # long enough to be found by its digits
+    mount_credentials(credentials, token, nonce)
     config.write_text(engine_config(admin_key, api_key))
     adaptive.write_text(template["metadata"]["annotations"][names.ANNOTATION_ADAPTIVE])
     places = {
@@ -98,4 +101,5 @@ def rendered(environment: Environment, pair: Path, folder: Path, ranks: int) -> 
         environment.environ(ranks, **variables, **{names.ENV_POD_UID: POD_UID}),
         Address(names.PORT_SERVING, names.PORT_ADMIN, token, api_key),
         admin_key,
+        nonce,
     )

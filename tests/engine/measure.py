@@ -1,115 +1,186 @@
-"""Judges one real engine that is up: the contract, then orders given while requests run.
+"""What a real engine answers and how fast it switches, while it stays up.
 
-    PYTHONPATH=. python -m tests.engine.measure --sglang 0.5.23 --device cpu --port 31000 \
-        --prompts PAIR/prompts.json
-
-Writes build/engine/engine-SGLANG-DEVICE-tpN.json, in the same form for every device. The trained
-pair's prompts of both kinds are used: drafts of the easy ones are kept, those of the hard ones are
-not, so that rejected drafts are met too. Texts are compared with those of the same engine while
-nothing is switched; that makes sense with float32 only.
+Prompts of both kinds are used: drafts of the easy ones are kept, those of the hard ones are not,
+so that rejected drafts are met too. Texts are compared with those of the same engine while nothing
+is switched; that makes sense with float32 only.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import datetime
-import json
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from tests.bench.measure import machine
-from tests.engine.client import Address, connected, ranks_of, until
+from tests.engine.client import ranks_of, until
 from tests.engine.flips import Load, flip, percentiles, switches
-from tests.engine.install import REPOSITORY
-from tests.engine.suite import contract
 
-STREAMS = 4
-OUT = REPOSITORY / "build/engine"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.engine.client import Engine
+
+MANY = 20
+"""Requests at once that are more than the engine runs."""
+SETTINGS: dict[int, dict[str, Any]] = {
+    0: {"mode": "off"},
+    1: {"mode": "on", "steps": 1},
+    3: {"mode": "on", "steps": 3},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Beginnings of texts.
+
+    Attributes:
+        easy: The trained draft foretells how they go on.
+        hard: It does not.
+    """
+
+    easy: tuple[str, ...]
+    hard: tuple[str, ...]
+
+    def both(self, count: int) -> list[str]:
+        """Return a number of prompts, one half of each kind."""
+        return [*self.easy[: count // 2], *self.hard[: count - count // 2]]
+
+
+async def acceptance(engine: Engine, prompts: Prompts, tokens: int) -> dict[str, dict[str, float]]:
+    """Return tokens per verify round by kind of prompt and steps, as the engine itself counts.
+
+    Also makes sure that texts are the same at all steps, and that the plugin's own figures say the
+    same as SGLang's. Each kind has a batch size of its own, as the figures are kept by that.
+    """
+    found: dict[str, dict[str, float]] = {}
+    rounds = tokens - 1  # the first token comes of the prefill
+    for kind, texts in (("easy", prompts.easy[:4]), ("hard", prompts.hard[:2])):
+        answers = set()
+        for steps, setting in SETTINGS.items():
+            await engine.order(**setting)
+            told = await asyncio.gather(*(engine.generate(text, tokens) for text in texts))
+            assert all(answer.complete for answer in told), (kind, steps)
+            answers.add(tuple(answer.ids for answer in told))
+            verifies = sum(answer.verifies or 0 for answer in told)
+            found.setdefault(kind, {})[str(steps)] = round(len(texts) * rounds / verifies, 2)
+            told_by_plugin = _accept_length(await engine.read(), len(texts), steps)
+            assert abs(told_by_plugin - found[kind][str(steps)]) < 0.25, (kind, steps)
+        assert len(answers) == 1, f"{kind}: texts depend on the steps"
+    assert found["easy"]["3"] > 2, found
+    assert found["easy"]["1"] > 1.5, found
+    assert found["hard"]["3"] < 1.5, found
+    assert found["easy"]["0"] == found["hard"]["0"] == 1, found
+    return found
+
+
+async def idle(engine: Engine) -> None:
+    """Make sure that a switch on an idle engine is accepted and not active, and counts nothing."""
+    before = await engine.read()
+    steps = ranks_of(before)[0]["activeSteps"]
+    other = next(setting for count, setting in SETTINGS.items() if count != steps)
+    after = await engine.order(**other)
+    assert after["mode"] == other["mode"]
+    assert {rank["activeSteps"] for rank in ranks_of(after)} == {steps}
+    assert {rank["decodeRounds"] for rank in ranks_of(after)} == {0}
+    for old, new in zip(before["groups"], after["groups"], strict=True):
+        assert old["tokensTotal"] == new["tokensTotal"]
+        assert old["stats"] == new["stats"]  # nothing seen is no acceptance of 0
 
 
 async def flipped(
-    address: Address, prompts: list[str], *, count: int, tokens: int
+    engine: Engine, prompts: Sequence[str], *, count: int, tokens: int
 ) -> dict[str, Any]:
     """Switch while streams run; returns what became of the requests, and how fast it went."""
-    async with connected(address) as engine:
-        await engine.order(mode="on", steps=3)
-        still = await asyncio.gather(*(engine.generate(text, tokens) for text in prompts))
-        expected = {text: answer.ids for text, answer in zip(prompts, still, strict=True)}
-        before = switches(await engine.read())
-
-        async def all_run() -> bool:
-            return ranks_of(await engine.read())[0]["running"] == len(prompts)
-
-        load = Load(engine, lambda n: prompts[n % len(prompts)], tokens, len(prompts))
-        async with load:
-            await until(all_run, 30)
-            given, latencies = await flip(engine, count)
-        after = switches(await engine.read())
-        known = set(expected.values())
-        return {
-            "count": given,
-            "requests": len(load.answers),
-            "requestsLost": load.lost,
-            "requestsDifferent": sum(answer.ids not in known for answer in load.answers),
-            "streams": len(prompts),
-            "tokens": tokens,
-            "acceptLength": [round(tokens / (answer.verifies or 1), 2) for answer in still],
-            "switches": [new - old for new, old in zip(after, before, strict=True)],
-            "directiveToStateMs": percentiles(latencies.state),
-            "answeredMs": percentiles(latencies.answered),
-            "seenMs": percentiles(latencies.seen),
-        }
-
-
-async def measure(options: argparse.Namespace) -> int:
-    """Write the engine's record; returns the exit status."""
-    address = Address(options.port, options.port + 1, options.token, options.api_key)
-    kinds = json.loads(options.prompts.read_text())
-    prompts = kinds["easy"][: STREAMS // 2] + kinds["hard"][: STREAMS // 2]
-    async with connected(address) as engine:
-        state = await engine.read()
-    OUT.mkdir(parents=True, exist_ok=True)
-    name = f"engine-{options.sglang}-{options.device}-tp{options.tp}"
-    record = {
-        "sglang": state["versions"]["sglang"],
-        "at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "machine": machine(),
-        "versions": state["versions"],
-        "device": options.device,
-        "tp": len(state["groups"][0]["ranks"]),
-        "contract": await contract(address, OUT / f"{name}.xml"),
-        "flips": await flipped(address, prompts, count=options.flips, tokens=options.tokens),
+    await engine.order(mode="on", steps=3)
+    still = await asyncio.gather(*(engine.generate(text, tokens) for text in prompts))
+    expected = {text: answer.ids for text, answer in zip(prompts, still, strict=True)}
+    before = await engine.read()
+    records = await record_lengths(engine)
+    load = Load(engine, lambda n: prompts[n % len(prompts)], tokens, len(prompts))
+    async with load:
+        await running(engine, len(prompts))
+        given, latencies = await flip(engine, count)
+    after = await engine.read()
+    known = set(expected.values())
+    found = {
+        "count": given,
+        "requests": len(load.answers),
+        "requestsLost": load.lost,
+        "requestsDifferent": sum(answer.ids not in known for answer in load.answers),
+        "streams": len(prompts),
+        "tokens": tokens,
+        "switches": [
+            new - old for new, old in zip(switches(after), switches(before), strict=True)
+        ],
+        "recordLengths": [*zip(records, await record_lengths(engine), strict=True)],
+        "directiveToStateMs": percentiles(latencies.state),
+        "answeredMs": percentiles(latencies.answered),
+        "seenMs": percentiles(latencies.seen),
     }
-    (OUT / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=1))
-    flips = record["flips"]
-    faults = [
-        record["sglang"] != options.sglang,
-        record["tp"] != options.tp,
-        record["contract"]["failed"],
-        flips["requestsLost"],
-        flips["requestsDifferent"],
-        # Ranks that count otherwise have not taken the same steps.
-        len(set(flips["switches"])) != 1,
+    assert found["count"] == count, found
+    assert found["requestsLost"] == found["requestsDifferent"] == 0, found
+    # Each order asks for other steps than the last one, and ranks that count otherwise have not
+    # taken the same steps.
+    assert {*found["switches"]} <= {count, count + 1}, found
+    assert len({*found["switches"]}) == 1, found
+    assert len({(rank["epoch"], rank["activeSteps"]) for rank in ranks_of(after)}) == 1, after
+    # SGLang's own record has one entry for all of them.
+    assert all(new <= old + 1 for old, new in found["recordLengths"]), found
+    return found
+
+
+async def crowded(engine: Engine, prompts: Prompts, tokens: int, orders: int) -> dict[str, Any]:
+    """Order while more requests are there than can run, and give up waiting for some answers."""
+    texts = [*prompts.easy, *prompts.hard][:MANY]
+    await engine.order(mode="off")
+    still = await asyncio.gather(*(engine.generate(text, tokens) for text in texts))
+    before = switches(await engine.read())
+    waiting = [asyncio.create_task(engine.generate(text, tokens)) for text in texts]
+
+    async def queueing() -> bool:
+        return ranks_of(await engine.read())[0]["queued"] > 0
+
+    await until(queueing, 30)
+    for number in range(orders):
+        body = await engine.directive(**(SETTINGS[3] if number % 2 == 0 else SETTINGS[0]))
+        if number % 3 == 2:
+            await engine.abandon(body)
+            # Whatever became of it, it can be sent again, and counts once.
+        status, state = await engine.admin("PUT", body)
+        assert (status, state["epoch"]) == (200, body["epoch"]), state
+
+        async def obeyed(body: dict[str, Any] = body) -> bool:
+            ranks = ranks_of(await engine.read())
+            return all(rank["epoch"] == body["epoch"] and rank["obeyedAt"] for rank in ranks)
+
+        await until(obeyed, 30)
+    assert not all(task.done() for task in waiting)
+    answers = await asyncio.gather(*waiting)
+    assert all(answer.complete for answer in answers)
+    assert [answer.ids for answer in answers] == [answer.ids for answer in still]
+    after = switches(await engine.read())
+    assert {new - old for new, old in zip(after, before, strict=True)} == {orders}
+    return {"requests": len(texts), "orders": orders, "requestsLost": 0}
+
+
+async def running(engine: Engine, count: int) -> None:
+    """Wait until that many requests run."""
+
+    async def all_run() -> bool:
+        return ranks_of(await engine.read())[0]["running"] == count
+
+    await until(all_run, 30)
+
+
+async def record_lengths(engine: Engine) -> list[int]:
+    """Return how many configuration changes each rank's SGLang remembers."""
+    [*groups] = (await engine.get("/server_info"))["internal_states"]
+    return [rank["records"] for group in groups for rank in group["specserve"]["ranks"]]
+
+
+def _accept_length(state: dict[str, Any], batch: int, steps: int) -> float:
+    [cell] = [
+        cell
+        for cell in state["groups"][0]["stats"]
+        if (cell["batchBucket"], cell["steps"]) == (batch, steps)
     ]
-    return int(any(faults))
-
-
-def main() -> None:
-    """Run from the command line."""
-    cli = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    cli.add_argument("--sglang", required=True, help="the version it must say it is")
-    cli.add_argument("--device", required=True, choices=("cpu", "h200"))
-    cli.add_argument("--tp", type=int, default=1)
-    cli.add_argument("--port", type=int, required=True, help="serving; the next one is admin's")
-    cli.add_argument("--token", default="tok")
-    cli.add_argument("--api-key", default="USER")
-    cli.add_argument("--prompts", type=Path, required=True)
-    cli.add_argument("--flips", type=int, default=200)
-    cli.add_argument("--tokens", type=int, default=250)
-    raise SystemExit(asyncio.run(measure(cli.parse_args())))
-
-
-if __name__ == "__main__":
-    main()
+    return float(cell["acceptLength"])

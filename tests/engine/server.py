@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 300
 LAST_LINES = 40
-KINDS = ("scheduler", "detokenizer")
 
 
 class DidNotStart(Exception):
@@ -76,6 +75,10 @@ class Server:
         """Return the end of its log."""
         lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         return "\n".join(line[:400] for line in lines)
+
+    def processes(self) -> list[int]:
+        """Return the process ids of all that it consists of."""
+        return [self.process.pid, *sorted(_descendants(self.process.pid))]
 
     def children(self) -> dict[str, list[int]]:
         """Return the process ids of its descendants by what SGLang calls them."""
