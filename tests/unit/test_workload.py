@@ -74,9 +74,25 @@ def valid(node: dict[str, Any]) -> st.SearchStrategy[Any]:
         return st.sampled_from(node["enum"])
     if node["type"] == "integer":
         return st.integers(node["minimum"], node["maximum"])
+    if node["type"] == "boolean":
+        return st.booleans()
+    if node["type"] == "string":
+        if node.get("format") == "date-time":
+            return st.sampled_from(["2030-01-01T00:00:00Z", "2030-01-01T12:30:00+02:00"])
+        longest = node.get("maxLength", 64)
+        if "pattern" in node:
+            plain = st.characters(min_codepoint=33, max_codepoint=126)
+            fitting = st.from_regex(node["pattern"], fullmatch=True, alphabet=plain)
+            return fitting.filter(lambda text: len(text) <= longest)
+        return st.text("abc", min_size=node.get("minLength", 0), max_size=longest)
     if node["type"] == "array":
         return st.lists(valid(node["items"]), max_size=node["maxItems"])
     assert node["type"] == "object", node
+    if "additionalProperties" in node:
+        keys = st.text("abc", min_size=1, max_size=8)
+        return st.dictionaries(keys, valid(node["additionalProperties"]), max_size=3)
+    if "properties" not in node:
+        return st.just({})
     fields = {key: valid(child) for key, child in node["properties"].items()}
     required = {key: fields.pop(key) for key in node.get("required", ())}
     return st.fixed_dictionaries(required, optional=fields)
