@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve_engine.sglang import upstream
+from tests.cluster import packages as debian
+from tests.cluster.progress import Progress
 from tests.engine import environment, faults, measure, secrecy, trained
 from tests.engine.client import connected
 from tests.engine.install import REPOSITORY
@@ -250,6 +252,8 @@ def alone() -> None:
     """Go on in a network namespace of its own."""
     if ALONE in os.environ:
         return
+    if shutil.which("ip") is None:
+        debian.install(Progress(), ("iproute2",))
     words = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     inside = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     again = [sys.executable, "-m", "tests.engine.matrix", *sys.argv[1:]]
