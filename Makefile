@@ -12,6 +12,7 @@ endif
 uv = $(or $(UV),$(eval UV := $(shell tests/setup.sh))$(UV),$(error setup failed))
 run = PYTHONPATH=operator:. $(uv) run --no-sync
 pytest = $(run) python -m pytest
+run_engine = $(run) python -m tests.engine.matrix
 
 .PHONY: help
 help: ## Show this list
@@ -60,6 +61,14 @@ test-integration: binaries ## The operator against a real API server; tests play
 test-e2e: binaries ## Real containers on a real kubelet: cluster, demo, Helm; needs root
 	@mkdir -p build/test
 	$(pytest) tests/e2e --junitxml=build/test/e2e.xml
+
+.PHONY: test-engine
+test-engine: venv ## The plugin in real SGLang on CPUs: each proved version, one and two ranks
+	$(run_engine)
+
+.PHONY: test-engine-ci
+test-engine-ci: venv ## The part of test-engine that every commit is tried with
+	$(run_engine) --ci
 
 .PHONY: e2e
 e2e: binaries ## The life of a Helm installation on a real kubelet (SPECSERVE_EXISTING_CLUSTER=1: on yours)
