@@ -135,7 +135,9 @@ def interpreter() -> Path:
     )
 
     def fill(folder: Path) -> None:
-        _uv("venv", "--quiet", "--relocatable", "--python", sys._base_executable, folder)
+        # SGLang's wheels that are pinned are for Python 3.11.
+        base = sys._base_executable if sys.version_info[:2] == (3, 11) else "3.11"
+        _uv("venv", "--quiet", "--relocatable", "--python", base, folder)
         _uv(
             *("pip", "install", "--quiet", "--no-deps", "--compile-bytecode"),
             *("--python", folder / "bin/python", "--requirements", REQUIREMENTS),

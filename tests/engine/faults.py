@@ -61,7 +61,7 @@ async def expired(engine: Engine, prompts: Sequence[str]) -> dict[str, Any]:
 
 
 async def silenced(server: Server, engine: Engine, prompts: Sequence[str]) -> dict[str, Any]:
-    """Halt the last rank while streams run: an order must not be claimed nor half obeyed."""
+    """O-G3.4, O-G5.4: halt a rank while streams run; an order is not claimed, nor half obeyed."""
     await engine.order(mode="on", steps=3)
     tasks = await streams(engine, prompts)
     rank = server.children()["scheduler"][-1]
@@ -127,7 +127,7 @@ async def stopped(
 
 
 async def restarted(engine: Engine, stale: dict[str, Any]) -> dict[str, Any]:
-    """Give a new process an order that was meant for the last one in the same pod."""
+    """O-G1, O-G2.1: give a new process an order that was meant for the last one in its pod."""
     state = await engine.read()
     status, refusal = await engine.admin("PUT", stale)
     after = await engine.read()

@@ -46,7 +46,7 @@ class Prompts:
 
 
 async def acceptance(engine: Engine, prompts: Prompts, tokens: int) -> dict[str, dict[str, float]]:
-    """Return tokens per verify round by kind of prompt and steps, as the engine itself counts.
+    """O-B3: return tokens per verify round by kind of prompt and steps, as SGLang counts them.
 
     Also makes sure that texts are the same at all steps, and that the plugin's own figures say the
     same as SGLang's. Each kind has a batch size of its own, as the figures are kept by that.
@@ -73,7 +73,7 @@ async def acceptance(engine: Engine, prompts: Prompts, tokens: int) -> dict[str,
 
 
 async def idle(engine: Engine) -> None:
-    """Make sure that a switch on an idle engine is accepted and not active, and counts nothing."""
+    """O-B3.3: a switch on an idle engine is accepted and not active, and counts nothing."""
     before = await engine.read()
     steps = ranks_of(before)[0]["activeSteps"]
     other = next(setting for count, setting in SETTINGS.items() if count != steps)
@@ -89,7 +89,7 @@ async def idle(engine: Engine) -> None:
 async def flipped(
     engine: Engine, prompts: Sequence[str], *, count: int, tokens: int
 ) -> dict[str, Any]:
-    """Switch while streams run; returns what became of the requests, and how fast it went."""
+    """O-B1.4, O-G3.1: switch while streams run; returns what became of them, and how fast."""
     await engine.order(mode="on", steps=3)
     still = await asyncio.gather(*(engine.generate(text, tokens) for text in prompts))
     expected = {text: answer.ids for text, answer in zip(prompts, still, strict=True)}
@@ -129,7 +129,7 @@ async def flipped(
 
 
 async def crowded(engine: Engine, prompts: Prompts, tokens: int, orders: int) -> dict[str, Any]:
-    """Order while more requests are there than can run, and give up waiting for some answers."""
+    """O-B1.4, O-G4, O-G5.5: order while requests queue, and hang up before some answers."""
     texts = [*prompts.easy, *prompts.hard][:MANY]
     await engine.order(mode="off")
     still = await asyncio.gather(*(engine.generate(text, tokens) for text in texts))
