@@ -47,7 +47,8 @@ examples:
       and name the cells that differ from an earlier run by more than 15 %
   kubectl create configmap my-curve --from-file=curve.json
 
-It takes about five minutes on an H200 with the defaults; fewer --sizes or --repeats take less.
+It takes about seven minutes with the defaults at the round times of an H200; fewer --sizes or
+--repeats take less.
 
 exit status: 0 measured and written; 1 written, but repeats or an earlier run do not agree in the
 cells that are named; 2 nothing could be measured; 130 interrupted, with the batch sizes that were
