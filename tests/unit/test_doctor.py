@@ -90,9 +90,17 @@ def test_a_healthy_server_has_no_problem_and_hides_only_its_links():
         (
             "request-cap",
             changed(
-                info={"internal_states": [], "dp_size": 8}, loads=[{"max_running_requests": 6}]
+                info={"internal_states": [], "dp_size": 8, "enable_dp_attention": True},
+                loads=[{"max_running_requests": 6}],
             ),
             "6 requests run at once in each of 8 groups",
+        ),
+        (
+            "request-cap",
+            changed(
+                info={"internal_states": [], "dp_size": 8}, loads=[{"max_running_requests": 48}]
+            ),
+            "48 requests run at once in each of 8 groups",
         ),
         (
             "acceptance",

@@ -94,8 +94,11 @@ def _cap(evidence: Evidence) -> tuple[Verdict, str]:
     if each is None:
         return "unknown", _NOT_SHOWN
     shown = f"{each} requests run at once" + (f" in each of {groups} groups" * (groups > 1))
-    # Divided among data-parallel groups the limit is rounded down.
-    if each == max(1, SILENT_CAP // groups):
+    # Plain data parallelism gives it to every copy, attention data parallelism divides it.
+    sharing = evidence.whole("attn_dp_size") or 1
+    if evidence.info.get("enable_dp_attention"):
+        sharing = max(sharing, groups)
+    if each == max(1, SILENT_CAP // sharing):
         return "problem", f"{shown}, which is what SGLang sets by itself once a draft is loaded"
     return "ok", shown
 
