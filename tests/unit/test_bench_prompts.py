@@ -41,6 +41,11 @@ def test_random_prompts_have_their_length_and_differ_when_shared():
     assert first[50:] != second[50:]
 
 
+def test_random_ids_stay_in_their_range():
+    drawn = RandomIds(500, Random(1), ids=range(32, 35)).draw().ids
+    assert set(drawn) == {32, 33, 34}
+
+
 def test_a_set_is_gone_through_before_it_repeats():
     written = built_in()
     prompts = Written("coding", written, Random(1), shared=True)

@@ -230,7 +230,14 @@ def test_the_admin_address_is_beside_the_server_and_keys_stay_hidden(tmp_path):
 
 @pytest.mark.parametrize(
     "given",
-    [("--levels", "0"), ("--levels", "a"), ("--levels", ""), ("--repeats", "x")],
+    [
+        ("--levels", "0"),
+        ("--levels", "a"),
+        ("--levels", ""),
+        ("--repeats", "x"),
+        ("--id-range", "9"),
+        ("--id-range", "9-1"),
+    ],
 )
 def test_numbers_that_are_none_end_it(given):
     with pytest.raises(SystemExit):

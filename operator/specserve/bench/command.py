@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.bench import connection, plan
 from specserve.bench.connection import BadOption, Connection
+from specserve.bench.prompts import IDS
 
 if TYPE_CHECKING:
     from specserve.bench.dialects import Api
@@ -125,6 +126,7 @@ def add_parser(commands: Any) -> None:
     asked.add_argument(
         "--prompt-tokens", type=int, default=128, help="length of random prompts (default: 128)"
     )
+    asked.add_argument("--id-range", **ID_RANGE)
     asked.add_argument(
         "--shared-prefix",
         action="store_true",
@@ -183,6 +185,26 @@ def _check(options: argparse.Namespace) -> None:
             raise BadOption(f"--{name.replace('_', '-')}: {value} is not above 0")
     if options.steps is not None and not options.flip:
         raise BadOption("--steps: only with --flip")
+
+
+def id_range(text: str) -> range:
+    """Read a range of token ids, such as `1000-30000`, both ends included.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
+        raise argparse.ArgumentTypeError("two numbers with a dash between them, as 1000-30000")
+    return range(int(low), int(high) + 1)
+
+
+ID_RANGE: dict[str, Any] = {
+    "type": id_range,
+    "default": IDS,
+    "metavar": "FROM-TO",
+    "help": f"ids of random prompts, within the model's vocabulary (default: {IDS[0]}-{IDS[-1]})",
+}
 
 
 def levels(text: str) -> tuple[int, ...]:
@@ -271,7 +293,9 @@ def _prompts(options: argparse.Namespace) -> "Prompts":
     source = random.Random(options.seed)  # noqa: S311
     shared = options.shared_prefix
     if options.prompts == prompts.RandomIds.name:
-        return prompts.RandomIds(options.prompt_tokens, source, shared=shared)
+        return prompts.RandomIds(
+            options.prompt_tokens, source, ids=options.id_range, shared=shared
+        )
     if options.prompts == prompts.BUILT_IN:
         return prompts.Written(prompts.BUILT_IN, prompts.built_in(), source, shared=shared)
     path = Path(options.prompts)

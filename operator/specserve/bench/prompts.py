@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Protocol
 
 #: Ids that every vocabulary of today has, and none of its control tokens.
-LOWEST_ID, HIGHEST_ID = 1_000, 30_000
+IDS = range(1_000, 30_000)
 #: Ids put before a prompt of ids that must be new; 16 make a page of any cache differ.
 FRESH_IDS = 16
 BUILT_IN = "coding"
@@ -63,14 +63,18 @@ class RandomIds:
     Args:
         length: Tokens of each prompt.
         random: Source of the ids.
+        ids: The ids to draw from.
         shared: All prompts have their first half in common.
     """
 
     name = "random"
     has_ids = True
 
-    def __init__(self, length: int, random: Random, *, shared: bool = False) -> None:
+    def __init__(
+        self, length: int, random: Random, *, ids: range = IDS, shared: bool = False
+    ) -> None:
         self._random = random
+        self._range = ids
         self._prefix = self._ids(length // 2 if shared else 0)
         self._rest = length - len(self._prefix)
 
@@ -79,7 +83,7 @@ class RandomIds:
         return Prompt(ids=self._prefix + self._ids(self._rest))
 
     def _ids(self, count: int) -> tuple[int, ...]:
-        return tuple(self._random.randrange(LOWEST_ID, HIGHEST_ID) for _ in range(count))
+        return tuple(self._random.choices(self._range, k=count))
 
 
 class Written:
@@ -117,7 +121,9 @@ class Written:
     def _renewed(self, prompt: Prompt) -> Prompt:
         mark = f"Ticket {self._random.getrandbits(64):016x}.\n\n"
         if prompt.ids:
-            fresh = (self._random.randrange(LOWEST_ID, HIGHEST_ID) for _ in range(FRESH_IDS))
+            # Between those that are there already, so that they are sure to be in the vocabulary.
+            between = range(min(prompt.ids), max(prompt.ids) + 1)
+            fresh = self._random.choices(between, k=FRESH_IDS)
             return replace(prompt, ids=(*fresh, *prompt.ids))
         if prompt.messages:
             first, *others = prompt.messages

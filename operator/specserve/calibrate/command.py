@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specserve.bench import connection
-from specserve.bench.command import fail, interruptible, levels
+from specserve.bench.command import ID_RANGE, fail, interruptible, levels
 from specserve.bench.connection import BadOption, Connection
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def add_parser(commands: Any) -> None:
     sweep.add_argument(
         "--prompt-tokens", type=int, default=128, help="length of each prompt (default: 128)"
     )
+    sweep.add_argument("--id-range", **ID_RANGE)
     sweep.add_argument(
         "--max-new-tokens", type=int, default=256, help="length of each answer (default: 256)"
     )
@@ -136,7 +137,8 @@ async def calibrate(options: argparse.Namespace, target: Connection) -> int:
             origin = _provenance(options, described, hand.found, accelerator, target)
             wish = Wish(Api.GENERATE, described.model, options.max_new_tokens, stream=False)
             # Not a secret: it only has to differ from run to run.
-            prompts = RandomIds(options.prompt_tokens, random.Random())  # noqa: S311
+            source = random.Random()  # noqa: S311
+            prompts = RandomIds(options.prompt_tokens, source, ids=options.id_range)
             work = sweep.Sweep(client, target, hand, wish, prompts, options.prompt_tokens, room)
             cells = sweep.cells_of(sizes, steps, options.repeats)
             estimate = Estimate(list(cells))
