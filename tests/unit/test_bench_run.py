@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
+import sys
 
 import pytest
 
@@ -145,6 +147,28 @@ async def test_an_interrupted_run_reports_what_it_has_and_puts_the_mode_back(
     report = json.loads(file.read_text())
     assert not report["complete"]
     assert set(report["levels"][0]["arms"]) == {"on", "off"}
+
+
+async def test_an_impatient_ctrl_c_ends_it_in_good_order(credentials, tmp_path):
+    file = tmp_path / "out.json"
+    async with engine_at(credentials) as running:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "specserve.cli", "bench", "--url", running.url),
+            *("--admin-url", running.admin_url, "--token-file", credentials / "plugin-token"),
+            *("--flip", "--levels", "1,2", "--max-new-tokens", "256", "--json", file),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        modes = running.engine.applied
+        await until(lambda: len(modes) == 3)
+        for _ in range(5):
+            process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+        assert process.returncode == 130, err
+        assert modes[-1].mode == mode(running) == "auto"
+    assert b"incomplete: 2 of 12 cells" in out
+    assert b"1 in flight  on" in err
+    assert not json.loads(file.read_text())["complete"]
 
 
 async def test_a_server_that_dies_under_streams_loses_them_and_is_said_to(

@@ -162,13 +162,21 @@ def fail(error: object) -> int:
 
 
 def interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """Run to the end; SIGINT and SIGTERM cancel once, so that what was changed is put back."""
+    """Run to the end, or until SIGINT or SIGTERM cancels the work.
+
+    Only the first of them does: impatience must not cut short what puts the engine back.
+    """
 
     async def main() -> int:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            if not task.cancelling():
+                task.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, cancel)
         return await task
 
     return asyncio.run(main())
