@@ -19,6 +19,8 @@ from specserve_sim.launch import running_engine
 
 TOKEN = "a-plugin-token"
 FAST = 20.0
+SLOW = 5.0
+"""For comparisons of rates: what HTTP takes on a busy machine must be small beside the rounds."""
 
 
 def options_of(*given):
@@ -62,7 +64,7 @@ def mode(running):
 
 async def test_on_off_and_auto_are_told_apart_and_the_mode_is_put_back(credentials, tmp_path):
     file = tmp_path / "out.json"
-    async with engine_at(credentials) as running:
+    async with engine_at(credentials, time_scale=SLOW) as running:
         given = ("--flip", "--levels", "1,4", "--max-new-tokens", 128, "--json", file)
         assert await bench(running, *given) == 0
         assert mode(running) == "auto"
@@ -75,7 +77,7 @@ async def test_on_off_and_auto_are_told_apart_and_the_mode_is_put_back(credentia
         arms = entry["arms"]
         assert arms["on"]["acceptLength"] == pytest.approx(2.5, rel=0.15)
         assert arms["off"]["acceptLength"] == 1.0
-        assert entry["ratios"]["on/off"] > 1.3
+        assert entry["ratios"]["on/off"] > 1.2
         for arm in arms.values():
             assert arm["lost"] == 0
             assert len(arm["visits"]) == 2
@@ -111,8 +113,8 @@ async def test_acceptance_is_counted_by_the_engine_where_answers_do_not_tell(
 async def test_a_second_server_is_the_baseline(credentials, tmp_path):
     file = tmp_path / "out.json"
     async with (
-        engine_at(credentials) as running,
-        engine_at(credentials, algorithm=None) as plain,
+        engine_at(credentials, time_scale=SLOW) as running,
+        engine_at(credentials, time_scale=SLOW, algorithm=None) as plain,
     ):
         given = ("--baseline", plain.url, "--levels", "2", "--json", file, "--prompts", "random")
         assert await bench(running, *given, "--max-new-tokens", 128) == 0
