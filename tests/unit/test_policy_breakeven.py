@@ -431,3 +431,48 @@ def test_a_pin_ends_what_was_under_way():
     verdict = world.tick()
     assert (verdict.code, verdict.setting) == ("PinnedOff", Setting(((1, 0),)))
     assert world.memory.probing.active is None
+
+
+@pytest.mark.parametrize(
+    ("accept", "present", "after"),
+    [(1.515, 0, 0), (1.485, 3, 3), (1.57, 0, 3), (1.43, 3, 0)],
+    ids=["hardly better", "hardly worse", "clearly better", "clearly worse"],
+)
+def test_only_a_clear_difference_flips(accept, present, after):
+    """Break-even is 1.5 here, so these are 1.01, 0.99, 1.05 and 0.95 of off."""
+    world = World(rule(), between((1, 1.5)), batch=32, accept=3.0 if present else 1.1)
+    world.run(60)
+    assert world.active() == present
+    world.accept = accept
+    world.run(600)
+    assert world.active() == after
+
+
+def test_a_step_count_never_timed_is_looked_at_before_it_is_used():
+    world = World(rule(), ONE_GPU, batch=8, accept=1.25, steps=(0, 1, 3))
+    world.run(300)
+    assert world.active() == 1
+    first = next(v for _, v in world.verdicts if v.setting and v.setting.steps_for(8) == 1)
+    assert first.code == "Probing"
+
+
+@pytest.mark.parametrize(("credit", "begins"), [(0.1, False), (1.0, True)])
+def test_a_probe_needs_credit(credit, begins):
+    world = World(rule(), between((1, 2.0)), batch=32, accept=1.1)
+    world.run(60)
+    probing = replace(world.memory.probing, credit=credit, credited=world.now)
+    world.memory = replace(world.memory, probing=probing)
+    world.run(15)
+    assert ("Probing" in codes(world)[2:]) == begins
+
+
+def test_a_load_that_changed_meanwhile_settles_nothing():
+    world = World(api.Policy(), between((60, 1.5)), batch=45, accept=3.5)
+    world.run(60)
+    world.batch = 50
+    while world.active() != 0:
+        world.tick()
+    world.batch = 100
+    world.run(60)
+    assert "FlipReverted" not in codes(world)
+    assert world.active() == 0
