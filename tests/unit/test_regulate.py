@@ -257,6 +257,23 @@ async def test_ranks_that_a_reading_covers_are_told():
         assert w.engine().ranks == 3
 
 
+@in_virtual_time
+async def test_what_an_engine_holds_is_reported_until_it_is_another_one():
+    async with world() as w:
+        w.regulator.configure(target())
+        engine = w.add(capacity=48)
+        await asyncio.sleep(2)
+        assert w.engine().capacity == 48
+        engine.capacity = 96
+        await asyncio.sleep(2)
+        assert w.engine().capacity == 96
+        engine.faults.update(load="hang", read="hang")
+        engine.boot()
+        w.edit(boot="again", usable=False)
+        w.edit(usable=True)
+        assert w.engine().capacity is None
+
+
 # -- leases and fencing ---------------------------------------------------------------------
 
 
