@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import ssl
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
-import aiohttp
 import yaml
 
 from tests.cluster.binaries import cache_folder, locked
+from tests.cluster.processes import Daemon, Keeper, until
 from tests.cluster.progress import Progress
-from tests.integration.api import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 START_SECONDS = 20.0
 
@@ -75,46 +78,50 @@ class PrometheusServer:
     Attributes:
         url: Its address.
         folder: Its configuration, data and log.
+        daemon: Its process.
     """
 
     url: str
     folder: Path
-    process: subprocess.Popen[bytes]
+    daemon: Daemon
 
-    def watch(self, targets: Mapping[str, Mapping[str, str]]) -> None:
-        """Scrape these addresses and no others; their series get these labels."""
-        listed = [{"targets": [at], "labels": dict(labels)} for at, labels in targets.items()]
+    def watch(self, targets: Sequence[Target]) -> None:
+        """Scrape these and no others; the server takes up to five seconds to notice."""
+        listed = [
+            {"targets": [one.address], "labels": {"__metrics_path__": one.path, **one.labels}}
+            for one in targets
+        ]
         new = self.folder / "targets.new"
         new.write_text(json.dumps(listed))
         new.rename(self.folder / "targets.json")
 
-    @property
-    def log(self) -> str:
-        """What the server has said."""
-        return (self.folder / "log").read_text(errors="replace")
+
+@dataclass(frozen=True)
+class Target:
+    """Where a page of metrics is, and the labels that its series get."""
+
+    address: str
+    labels: Mapping[str, str]
+    path: str = "/metrics"
 
 
-@contextlib.asynccontextmanager
-async def prometheus(
-    folder: Path, *, web: dict[str, Any] | None = None, labels: Mapping[str, str] | None = None
-) -> AsyncIterator[PrometheusServer]:
+@contextlib.contextmanager
+def prometheus(
+    folder: Path, *, targets: Sequence[Target] = (), web: Mapping[str, Any] | None = None
+) -> Iterator[PrometheusServer]:
     """Run a server that scrapes twice a second, for the length of a `with` block.
 
     Args:
-        folder: For its files.
-        web: Its --web.config.file.
-        labels: External labels. Unlike a global querier a server does not show them in answers;
-            here they become labels of its targets, so that it looks like one behind such a querier.
+        folder: For its files; made.
+        targets: What it scrapes from the beginning.
+        web: Its --web.config.file: certificate and login.
     """
     folder.mkdir(parents=True)
-    (folder / "targets.json").write_text("[]")
-    shown = [{"target_label": name, "replacement": v} for name, v in (labels or {}).items()]
     config = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
         "scrape_configs": [
             {
                 "job_name": "engines",
-                "relabel_configs": shown,
                 "file_sd_configs": [
                     {"files": [str(folder / "targets.json")], "refresh_interval": "1s"}
                 ],
@@ -126,35 +133,36 @@ async def prometheus(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = [
+        str(binary()),
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        # Debian's pages are not unpacked to where it looks for them.
         f"--web.console.libraries={folder}",
         f"--web.console.templates={folder}",
-        "--storage.tsdb.min-block-duration=2h",
     ]
     if web is not None:
-        (folder / "web.yml").write_text(yaml.safe_dump(web))
+        (folder / "web.yml").write_text(yaml.safe_dump(dict(web)))
         arguments.append(f"--web.config.file={folder / 'web.yml'}")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(binary()), *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-        )
     scheme = "https" if web and "tls_server_config" in web else "http"
-    server = PrometheusServer(f"{scheme}://127.0.0.1:{port}", folder, process)
+    keeper = Keeper(folder / "keeper.log")
+    daemon = Daemon("prometheus", arguments, folder / "log", keeper, dict(os.environ))
+    server = PrometheusServer(f"{scheme}://127.0.0.1:{port}", folder, daemon)
+    server.watch(targets)
     try:
-
-        async def ready() -> bool:
-            assert process.poll() is None, server.log
-            try:
-                async with aiohttp.request("GET", f"{server.url}/-/ready", ssl=False) as answer:
-                    # 401: it asks for a login, so it is up.
-                    return answer.status in {200, 401}
-            except aiohttp.ClientError:
-                return False
-
-        await eventually(ready, START_SECONDS, "Prometheus to be ready")
+        daemon.start()
+        until(lambda: _ready(server), "Prometheus to be ready", START_SECONDS, alive=[daemon])
         yield server
     finally:
-        process.terminate()
-        process.wait(10)
+        daemon.stop()
+        keeper.close()
+
+
+def _ready(server: PrometheusServer) -> bool:
+    # Whoever calls from here has no login; 401 is a sign of life as well.
+    context = ssl._create_unverified_context()
+    try:
+        with urlopen(f"{server.url}/-/ready", timeout=2, context=context) as answer:
+            return bool(answer.status == 200)
+    except HTTPError as error:
+        return error.code == 401
