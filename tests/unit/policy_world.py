@@ -69,6 +69,7 @@ class World:
     verdicts: list[tuple[float, Verdict]] = field(default_factory=list)
     doing: Verdict | None = None
     read_at: float = -10.0
+    ran: int | None = None
     rounds: Rounds | None = None
     hidden: float = 1.0
     may_probe: bool = True
@@ -96,6 +97,9 @@ class World:
         if not self.batch:
             return
         steps = self.active()
+        if self.ran not in {None, steps}:  # the engine follows its table
+            self.switches.append((self.now, steps))
+            self.ran = steps
         took = self.plain(self.batch) * (self.ratio(self.batch, steps) if steps else 1.0)
         rounds = seconds / took
         self.tokens += seconds * self.rate(steps)
@@ -139,12 +143,12 @@ class World:
             self.rounds,
         )
         context = Context(self.steps, 1, self.curve, self.knowledge, self.may_probe)
-        before = self.active() if self.doing is not None else None
         verdict, self.memory = decide(self.policy, self.memory, sample, self.now, context)
         self.knowledge = self.knowledge.hear(self.memory.counts.acceptance)
         self.doing = verdict
-        if before is not None and self.active() != before:
+        if self.batch and self.ran not in {None, self.active()}:
             self.switches.append((self.now, self.active()))
+        self.ran = self.active()
         self.verdicts.append((self.now, verdict))
         return verdict
 
