@@ -258,7 +258,7 @@ def test_a_number_with_a_unit_names_it():
         ]
         below += walk(node["items"], f"{path}[]") if "items" in node else []
         words = f"{path} {node.get('description', '')}".lower()
-        units = ("seconds", "second", "milliseconds", "tokens", "times 100")
+        units = ("seconds", "second", "milliseconds", "tokens", "times 100", "thousandths")
         timed = any(
             stem in path.lower() for stem in ("dwell", "period", "budget", "stale", "lease")
         )
