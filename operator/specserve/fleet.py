@@ -128,8 +128,9 @@ class Steered:
         self.control_failures = 0
         self.untaken = False
 
-    def restart(self) -> None:
+    def restart(self, now: float) -> None:
         """Forget what the engine process before this one reported; keep what was decided."""
+        self.born = now
         self.readback = None
         self.rounds = None
         self.read_wanted = True

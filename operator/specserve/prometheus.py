@@ -297,8 +297,9 @@ class _Server:
             retry=urllib3.Retry(0),
             auth=basic and tuple(part.encode() for part in basic),
         )
-        # The longest prefix wins over the adapter that the client has mounted.
-        session.mount(f"{url}/api/", _Adapter(_authorities(access, self._spec), self.line))
+        # The only way out: without the adapters that the session and the client have made.
+        session.adapters.clear()
+        session.mount(url, _Adapter(_authorities(access, self._spec), self.line))
         return connect
 
     def _headers(self) -> dict[str, str]:

@@ -218,7 +218,7 @@ class Regulator:
         if rebooted:
             if new.exit_code:
                 self._crashed(steered)
-            steered.restart()
+            steered.restart(self._clock())
         if new.usable and (rebooted or returned):
             steered.read_wanted = True
             self._schedule(steered, self._clock())
@@ -511,7 +511,7 @@ class Regulator:
         now = self._clock()
         old = steered.readback
         if old is not None and old.get("bootID") != answer.get("bootID"):
-            steered.restart()
+            steered.restart(self._clock())
         first = steered.readback is None
         fleet = self._fleet(target.key)
         steered.rounds = signals.rounds(answer, now)
@@ -561,7 +561,6 @@ class Regulator:
                 steered.pod.name,
                 steered.pod.exit_code,
             )
-        steered.born = self._clock()
 
     def _judge(self, steered: Steered, target: Target, now: float) -> Verdict:
         """Have the policy decide, and take note of what it said."""

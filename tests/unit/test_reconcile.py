@@ -1,5 +1,6 @@
 """What the first loop makes of SpecServes that vanish, and of an API server in trouble."""
 
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from specserve import conditions, names, observed
 from specserve.kube import KubeRefused
 from specserve.reconcile import Reconciler
-from specserve.target import Standing
+from specserve.target import Access, Standing
 from specserve.workqueue import WorkQueue
 
 KEY = ("team", "chat")
@@ -185,3 +186,53 @@ async def test_after_a_restart_nothing_is_said_of_pods_that_is_not_known(world):
     assert [n.message for n in again.notices if n.reason == "WorkloadApplied"] == [
         "Deployment chat changed"
     ]
+
+
+# -- the Prometheus server ------------------------------------------------------------------
+
+
+def secret(**data: str) -> dict[str, Any]:
+    return {"data": {key: b64encode(value.encode()).decode() for key, value in data.items()}}
+
+
+def ask_prometheus(world: World, **refs: Any) -> None:
+    item = world.show()
+    item["spec"]["policy"] = {
+        "source": "Prometheus",
+        "prometheus": {"url": "http://prometheus", "scrapeIntervalSeconds": 20, **refs},
+    }
+    item["metadata"]["generation"] = 2
+    world.loop.take_resource(item)
+
+
+async def test_what_the_secrets_hold_goes_to_the_second_loop(world):
+    world.cluster.objects["Secret", "login"] = secret(username="reader", password="word\n")
+    world.cluster.objects["Secret", "ca"] = secret(**{"ca.crt": "PEM\n"})
+    ask_prometheus(world, basicAuthSecretRef={"name": "login"}, caSecretRef={"name": "ca"})
+    assert await world.loop.reconcile(KEY) == "ok"
+    target = world.steering.targets[KEY]
+    assert target.access == Access(basic=("reader", "word"), authorities="PEM")
+    assert "word" not in repr(target)
+    assert target.policy.sample_period_milliseconds == 5000
+    assert target.policy.stale_after_seconds == 60
+
+
+async def test_a_missing_secret_is_named_and_the_server_not_asked_without(world):
+    ask_prometheus(world, bearerTokenSecretRef={"name": "querier"})
+    assert await world.loop.reconcile(KEY) == "blocked"
+    missing = "Secret querier is missing (spec.policy.prometheus.bearerTokenSecretRef)"
+    assert world.steering.targets[KEY].access.missing == missing
+    ready = next(c for c in world.cluster.statuses[-1]["conditions"] if c["type"] == "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", conditions.SECRET_MISSING)
+    assert missing in ready["message"]
+
+
+async def test_secrets_of_a_server_that_is_not_asked_are_not_read(world):
+    item = world.show()
+    item["spec"]["policy"] = {
+        "prometheus": {"url": "http://prometheus", "bearerTokenSecretRef": {"name": "querier"}}
+    }
+    item["metadata"]["generation"] = 2
+    world.loop.take_resource(item)
+    assert await world.loop.reconcile(KEY) == "ok"
+    assert world.steering.targets[KEY].access == Access()
