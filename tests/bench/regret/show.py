@@ -1,0 +1,190 @@
+"""The result as Markdown and as pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.bench import report
+from tests.bench.regret import arms, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TITLE = "What each strategy loses"
+WORST = 12
+GOALS = {"steadyWorst": 0.97, "tracesWorst": 0.90, "noiseFlipsPerPodMinute": 1.0}
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """All tables of a result, as Markdown."""
+    parts = [_strategies(result)]
+    if result["cells"]:
+        parts += [_worst(result["cells"]), *_matrices(result["cells"]), _off(result["cells"])]
+    if result["moreSteps"]:
+        parts.append(_more(result))
+    if result["traces"]:
+        parts.append(_traces(result["traces"]))
+    if result["httpCheck"]:
+        parts.append(_http(result["httpCheck"]))
+    return "\n\n".join(parts)
+
+
+def _strategies(result: Mapping[str, Any]) -> str:
+    columns = [
+        "strategy",
+        "worst cell",
+        "mean cell",
+        "worst while learning",
+        "worst trace",
+        "mean trace",
+        "flips a pod and minute on noise",
+    ]
+    keys = [
+        "steadyWorst",
+        "steadyMean",
+        "learningWorst",
+        "tracesWorst",
+        "tracesMean",
+        "noiseFlipsPerPodMinute",
+    ]
+    rows = [
+        [name, *("-" if row[key] is None else f"{row[key]:.3f}" for key in keys)]
+        for name, row in result["strategies"].items()
+    ]
+    return report.table(columns, rows)
+
+
+def _mark(row: Mapping[str, Any]) -> str:
+    return " *" if row["modelled"] else ""
+
+
+def _worst(cells: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            cell["profile"] + _mark(cell),
+            cell["c"],
+            cell["accept"],
+            cell["best"],
+            f"{cell[arms.BREAK_EVEN]:.3f}",
+            f"{cell[arms.BREAK_EVEN_CURVE]:.3f}",
+            f"{cell[arms.THRESHOLD]:.3f}",
+            f"{cell['learning'][arms.BREAK_EVEN]:.3f}",
+            cell["switches"][arms.BREAK_EVEN],
+        ]
+        for cell in sorted(cells, key=lambda cell: cell[arms.BREAK_EVEN])[:WORST]
+    ]
+    return "## The worst cells of BreakEven\n\n" + report.table(
+        [
+            "profile",
+            "C",
+            "acceptance",
+            "best arm",
+            "BreakEven",
+            "with curve",
+            "Threshold",
+            "while learning",
+            "switches in the window",
+        ],
+        rows,
+    )
+
+
+def _matrices(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = []
+    for profile in compare.PROFILES:
+        mine = [cell for cell in cells if cell["profile"] == profile]
+        if not mine:
+            continue
+        accepts = sorted({cell["accept"] for cell in mine})
+        by_place = {(cell["c"], cell["accept"]): cell for cell in mine}
+        rows = [
+            [clients, *(_place(by_place.get((clients, accept))) for accept in accepts)]
+            for clients in sorted({cell["c"] for cell in mine})
+        ]
+        found.append(
+            f"## {profile}: BreakEven, Threshold in brackets\n\n"
+            + report.table(["C", *(f"acceptance {accept}" for accept in accepts)], rows)
+        )
+    return found
+
+
+def _place(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell[arms.BREAK_EVEN]:.3f} ({cell[arms.THRESHOLD]:.2f}){_mark(cell)}"
+
+
+def _off(cells: Sequence[Mapping[str, Any]]) -> str:
+    clients = sorted({cell["c"] for cell in cells})
+    rows = []
+    for profile in compare.PROFILES:
+        mine = [cell for cell in cells if cell["profile"] == profile]
+        if mine:
+            shares = [
+                [cell["offToPlain"] for cell in mine if cell["c"] == each] for each in clients
+            ]
+            rows.append([profile, *(f"{sum(each) / len(each):.2f}" for each in shares)])
+    return "## A live pod held off (cold) over a pod without a draft\n\n" + report.table(
+        ["profile", *(f"C={each}" for each in clients)], rows
+    )
+
+
+def _more(result: Mapping[str, Any]) -> str:
+    cells = result["moreSteps"]
+    names = [
+        arms.ALWAYS_ON,
+        arms.ALWAYS_OFF,
+        arms.THRESHOLD,
+        arms.BREAK_EVEN,
+        arms.BREAK_EVEN_CURVE,
+    ]
+    rows = [
+        [
+            name,
+            f"{min(cell[name] for cell in cells):.3f}",
+            f"{sum(cell[name] for cell in cells) / len(cells):.3f}",
+        ]
+        for name in names
+    ]
+    worst = min(cells, key=lambda cell: cell[arms.BREAK_EVEN])
+    return (
+        f"## {cells[0]['profile']} with steps {', '.join(map(str, compare.MORE_STEPS))} prepared "
+        "(modelled)\n\n"
+        + report.table(["strategy", "worst cell", "mean cell"], rows)
+        + f"\n\nBreakEven's worst: C={worst['c']}, acceptance {worst['accept']}, best arm "
+        f"{worst['best']}."
+    )
+
+
+def _traces(traces: Sequence[Mapping[str, Any]]) -> str:
+    names = [*arms.STRATEGIES, compare.CLAIRVOYANT]
+    rows = [
+        [
+            trace["trace"],
+            trace["profile"] + _mark(trace),
+            trace["best"],
+            *(f"{trace[name]:.3f}" for name in names),
+            f"{trace['flipsPerMinute'][arms.BREAK_EVEN]:.2f}",
+        ]
+        for trace in sorted(traces, key=lambda trace: (trace["trace"], trace["profile"]))
+    ]
+    return "## Traces\n\n" + report.table(
+        ["trace", "profile", "best held", *names, "BreakEven's flips a minute"], rows
+    )
+
+
+def _http(checks: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            check["profile"],
+            check["c"],
+            check["accept"],
+            check["httpTokensPerSecond"],
+            check["virtualTokensPerSecond"],
+            f"{check['httpToVirtual']:.3f}",
+        ]
+        for check in checks
+    ]
+    return "## Over HTTP, in real time\n\n" + report.table(
+        ["profile", "C", "acceptance", "tok/s over HTTP", "in virtual time", "ratio"], rows
+    )
