@@ -233,6 +233,14 @@ def test_what_only_a_draft_can_get_wrong_is_left_out_without_one():
     assert found["metrics"] == "ok"
 
 
+@pytest.mark.parametrize("blank", [None, "", "***", "<redacted>"])
+def test_a_key_that_was_taken_out_is_no_leak(blank):
+    evidence = changed(
+        info={"admin_api_key": blank, "internal_states": [{"admin_api_key": blank}]}
+    )
+    assert verdicts(evidence)["admin-key-shown"] == "ok"
+
+
 def test_a_cpu_has_no_graphs():
     assert verdicts(changed(info={"device": "cpu"}))["cuda-graphs"] == "not applicable"
 

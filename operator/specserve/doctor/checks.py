@@ -25,7 +25,6 @@ ENOUGH_PASSES: Final = 1000
 FEW_PASSES: Final = 0.01
 """Share of decode rounds without a graph that is no cause for concern: odd ones at start."""
 
-_BLANK: Final = (None, "", "<redacted>")
 _LIVE: Final = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
 
 
@@ -281,10 +280,15 @@ def _leak(evidence: Evidence) -> tuple[Verdict, str]:
     shown = [each["admin_api_key"] for each in _settings(evidence) if "admin_api_key" in each]
     if not shown:
         return "unknown", _NOT_SHOWN
-    if all(value in _BLANK for value in shown):
+    if all(map(_is_blank, shown)):
         return "ok", "/server_info shows no admin key"
     who = "anybody" if evidence.open_to_all else "whoever has a user's key"
     return "problem", f"/server_info shows the admin key to {who}"
+
+
+def _is_blank(value: object) -> bool:
+    """Whether this is no key, but what stands where one was taken out: `***`, `<redacted>`."""
+    return not value or (isinstance(value, str) and (set(value) <= {"*"} or value[0] == "<"))
 
 
 def _settings(evidence: Evidence) -> list[Mapping[str, Any]]:

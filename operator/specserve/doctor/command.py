@@ -88,20 +88,22 @@ async def examine(options: argparse.Namespace, target: Connection) -> int:
 
 def _show(found: "list[Finding]") -> None:
     from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.padding import Padding  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     console = Console(highlight=False)
+    lines = Table.grid(padding=(0, 2), pad_edge=False)
+    lines.add_column(justify="right", no_wrap=True)
+    lines.add_column()
     for finding in found:
         mark, style = _MARKS[finding.verdict]
-        console.print(f"[{style}]{mark:>11}[/]  [bold]{finding.title}[/]: {escape(finding.seen)}")
-        rest = []
+        text = Text.assemble((finding.title, "bold"), f": {finding.seen}")
         if finding.verdict == "problem":
-            rest = [f"why it costs: {finding.cost}", f"mend it: {finding.remedy}"]
+            text.append(f"\nwhy it costs: {finding.cost}\nmend it: {finding.remedy}")
         elif finding.remedy:
-            rest = [f"look: {finding.remedy}"]
-        for line in rest:
-            console.print(Padding(escape(line), (0, 0, 0, 13)))
+            text.append(f"\nlook: {finding.remedy}")
+        lines.add_row(Text(mark, style), text)
+    console.print(lines)
     counts = {mark: sum(f.verdict == mark for f in found) for mark in _MARKS}
     noun = "problem" if counts["problem"] == 1 else "problems"
     console.print(
