@@ -247,8 +247,12 @@ def test_a_jump_of_the_load_is_followed_by_the_table_without_a_flip():
 
 
 def test_a_load_that_wavers_around_a_border_switches_nothing():
-    world = World(rule(), between((32, 1.5), (64, 2.6)), batch=46, accept=2.5)
-    world.run(120)
+    world = World(rule(), between((32, 1.5), (64, 3.2)), batch=60, accept=2.5)
+    world.run(60)
+    assert world.active() == 0
+    world.batch = 40
+    world.run(60)
+    assert world.active() == 3
     settled = len(world.switches)
     for turn in range(1200):
         world.batch = (44, 52, 46, 50, 47, 53)[turn % 6]

@@ -105,6 +105,10 @@ class Knowledge:
                 return on.seconds / off.seconds
         return None
 
+    def exact(self, batch: int, steps: int) -> bool:
+        """Whether `ratio` is of this very bucket, not of one beside it."""
+        return self.time(batch, steps) is not None and self.time(batch, 0) is not None
+
     def _known(self, steps: int, bucket: int) -> Time | None:
         return dict(self.times.get(steps, ())).get(bucket)
 

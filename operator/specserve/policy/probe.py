@@ -44,6 +44,8 @@ UNKNOWN_LOSS: Final = 0.6
 AGED: Final = 600.0
 #: Worth of the present steps from which no drift of a plain round is expected to change the mode.
 SAFE: Final = 1.25
+#: Worth of a step count up to which, either way, a neighbouring batch does not settle it.
+NEARLY: Final = 1.35
 #: Flips of the budget that probes leave to decisions.
 RESERVED: Final = 4
 
@@ -99,7 +101,7 @@ def due(
     if chosen is None:
         return None
     steps, why = chosen
-    known = context.knowledge.ratio(batch, steps or present) is not None
+    known = context.knowledge.exact(batch, steps or present)
     if now < (probing.after if known else probing.learn_after):
         return None
     if _loss(context, acceptance, batch, steps, present) * TYPICAL > credit(policy, probing, now):
@@ -131,6 +133,8 @@ def _look_on(
         return None  # not even with every draft accepted
     if acceptance is None:
         return deepest, "acceptance is not known"
+    if _borrowed(context, acceptance, batch, deepest):
+        return deepest, "what a round takes is known beside this batch only"
     promising = _untried(context, acceptance, batch, needed)
     if promising is not None:
         return promising
@@ -139,6 +143,14 @@ def _look_on(
     if context.knowledge.ratio(batch, deepest) is None:
         return deepest, "the curve has not been checked here"
     return None
+
+
+def _borrowed(context: Context, acceptance: Acceptance, batch: int, steps: int) -> bool:
+    """Whether a decision that could fall either way rests on rounds of another bucket."""
+    if context.knowledge.ratio(batch, steps) is None or context.knowledge.exact(batch, steps):
+        return False
+    arm = breakeven.weigh(context, acceptance, batch, steps)
+    return arm is not None and 1 / NEARLY < arm.value < NEARLY
 
 
 def _look_else(
@@ -155,6 +167,8 @@ def _look_else(
         return None  # it is being learnt
     if knowledge.ratio(batch, present) is None:
         return 0, "what a plain round takes here is not known"
+    if _borrowed(context, acceptance, batch, present):
+        return 0, "what a round takes is known beside this batch only"
     arm = breakeven.weigh(context, acceptance, batch, present)
     plain = knowledge.time(batch, 0)
     if arm is not None and arm.value < SAFE and (plain is None or now - plain.seen > AGED):
