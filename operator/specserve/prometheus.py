@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -90,7 +91,7 @@ class PrometheusClient:
         metric_names: Series to look for.
         hosts: Patterns of the hosts that may be called (`*.monitoring.svc`, `10.1.2.3`). One
             without a wildcard also allows an address of this machine or of its link.
-        token_files: Token files of this process by host. Sent where a SpecServe has no
+        token_files: Token files of this process by host. Sent over TLS where a SpecServe has no
             credentials and no query of its own.
         clock: Monotonic seconds.
     """
@@ -122,6 +123,9 @@ class PrometheusClient:
         asking = [s.asking for s in self._servers.values() if s.asking is not None]
         for key in list(self._servers):
             self.forget(key)
+        for task in asking:
+            # Not waited for: a name look-up cannot be cut short.
+            task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
         self._threads.shutdown(wait=False)
 
@@ -178,6 +182,8 @@ class PrometheusClient:
     async def _ask(self, server: "_Server") -> None:
         try:
             async with self._turns[server.key[0]], self._turn:
+                if server.closed:
+                    return
                 began = self._clock()
                 call = asyncio.get_running_loop().run_in_executor(self._threads, server.ask)
                 done, _ = await asyncio.wait({call}, timeout=DEADLINE)
@@ -187,6 +193,8 @@ class PrometheusClient:
                 server.answered = began
         finally:
             server.asking = None
+            if server.closed:
+                server.close()
 
 
 class _Server:
@@ -209,13 +217,16 @@ class _Server:
         self.answer: dict[str, Reading | Gap] | Gap = Gap(
             "PrometheusTimeout", "Prometheus has not answered yet"
         )
+        self.closed = False
         self.line = _Line(anywhere=anywhere)
         self._spec = spec
         self._target = target
         self._query: Query = queries.query(spec, target.key, metric_names)
-        own = spec.running_query or spec.queued_query
+        # With the operator's rights nobody but the operator asks, and never in the open.
+        ours = not spec.running_query and not spec.queued_query
         plain = (spec.namespace_label, spec.pod_label) == ("namespace", "pod")
-        self._token_file = token_file if plain and not own else None
+        secured = spec.url.startswith("https://")
+        self._token_file = token_file if ours and plain and secured else None
         self._connect: PrometheusConnect | None = None
 
     def reading(self, pod: str) -> Reading:
@@ -287,6 +298,7 @@ class _Server:
         access = self._target.access
         session = requests.Session()
         session.trust_env = False
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         session.hooks["response"].append(_taken_in)
         url = self._spec.url.rstrip("/")
         basic = access.basic
@@ -341,7 +353,8 @@ class _Server:
         )
 
     def close(self) -> None:
-        """End its connections."""
+        """End its connections; the query that is under way ends by that."""
+        self.closed = True
         self.line.cut()
         if self._connect is not None:
             self._connect.close()

@@ -101,8 +101,8 @@ class Settings(BaseModel):
     prometheus_token_files: dict[str, str] = Field(
         default={},
         description="Files of the operator's pod with a bearer token, as HOST=PATH, "
-        "comma-separated. Read anew for each query; sent where a SpecServe names the host, no "
-        "credentials, and no query of its own.",
+        "comma-separated. Read anew for each query; sent over TLS where a SpecServe names the "
+        "host, no credentials, and no query of its own.",
     )
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 

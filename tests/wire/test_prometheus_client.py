@@ -238,29 +238,53 @@ async def test_a_missing_secret_is_not_left_out(server, client):
     assert server.requests == []
 
 
-async def test_a_token_file_of_the_operator_is_read_each_time(server, clock, tmp_path):
+async def test_a_token_file_of_the_operator_is_read_each_time(secured, pki, clock, tmp_path):
     """O-C7.1: a service account's token rotates."""
     file = tmp_path / "token"
     seen = []
+    public = Access(authorities=pki.certificate.read_text())
+
+    def asked(access: Access = public, **fields: Any) -> Target:
+        return target(secured.url, access, **CA, **fields)
+
     async with PrometheusClient(
         NAMES, hosts=("127.0.0.1",), token_files={"127.0.0.1": str(file)}, clock=clock
     ) as client:
         for token in ("one", "two"):
             file.write_text(token + "\n")
             clock.now += 60.0
-            await client.load(target(server.url), "chat-1")
-            seen.append(server.requests[-1].headers["Authorization"])
+            await client.load(asked(), "chat-1")
+            seen.append(secured.requests[-1].headers["Authorization"])
         # Who writes a query of their own would read with the operator's rights.
         for fields in ({"runningQuery": "up"}, {"podLabel": "exported_pod"}):
-            await settled(client, target(server.url, **fields))
-            assert "Authorization" not in server.requests[-1].headers
-        await settled(client, target(server.url, Access(token="own")))
-        assert server.requests[-1].headers["Authorization"] == "Bearer own"
+            await settled(client, asked(**fields))
+            assert "Authorization" not in secured.requests[-1].headers
+        await settled(client, asked(replace(public, token="own")))
+        assert secured.requests[-1].headers["Authorization"] == "Bearer own"
         file.unlink()
         clock.now += 60.0
-        error = await settled(client, target(server.url))
+        error = await settled(client, asked())
     assert seen == ["Bearer one", "Bearer two"]
     assert error.code == "KeyUnusable"
+
+
+async def test_a_token_file_of_the_operator_does_not_go_out_in_the_open(server, tmp_path):
+    (tmp_path / "token").write_text("operator")
+    files = {"127.0.0.1": str(tmp_path / "token")}
+    async with PrometheusClient(NAMES, hosts=("127.0.0.1",), token_files=files) as client:
+        await client.load(target(server.url), "chat-1")
+    assert "Authorization" not in server.requests[0].headers
+
+
+async def test_no_cookie_is_kept(server, client, clock):
+    """A server could fill the memory with them."""
+    server.reply = lambda _: web.json_response(
+        answer(), headers={"Set-Cookie": "session=1; Path=/"}
+    )
+    await client.load(target(server.url), "chat-1")
+    clock.now += 60.0
+    await client.load(target(server.url), "chat-1")
+    assert "Cookie" not in server.requests[-1].headers
 
 
 async def test_the_environment_is_not_asked(server, client, monkeypatch, tmp_path):
