@@ -55,9 +55,9 @@ def latency_rows(table: Table) -> tuple[list[str], list[list[str]]]:
     header = [
         "C",
         "",
-        *("TTFT p50", "p99"),
-        *("per token p50", "p99"),
-        *("end to end p50", "p90", "p99"),
+        *("TTFT\np50 ms", "p99"),
+        *("per token\np50 ms", "p99"),
+        *("end to end\np50 ms", "p90", "p99"),
         *("accepted", "requests", "lost"),
     ]
     rows = [

@@ -15,6 +15,8 @@ from rich.table import Table as RichTable
 
 from specserve.bench.plan import Cell, Estimate
 
+_UNBOUNDED = 1000
+
 
 class Screen:
     """Shows the progress of a benchmark for the length of a `with` block.
@@ -74,7 +76,10 @@ def left_text(seconds: float | None) -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to standard output; columns of numbers are set flush right."""
+    """Print a table to standard output; columns of numbers are set flush right.
+
+    It gets the width that it needs: a narrow terminal breaks its lines, but loses no digit.
+    """
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, title in enumerate(header):
         numbers = all(_is_number(row[index]) for row in rows)
@@ -82,8 +87,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=max(200, console.width))
+    needed = console.measure(table, options=console.options.update(width=_UNBOUNDED)).maximum
+    console.width = max(console.width, needed)
     console.print(table)
 
 
