@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from specserve.bench.dialects import Outcome
 from specserve.bench.figures import Counters, Figures, Spread, Visit, crossings, verdict
 from specserve.bench.report import document, latency_rows, ratios_of, throughput_rows
+from specserve.bench.screen import left_text, print_table
 
 
 def outcome(tokens=101, first=1.0, ended=2.0, **more):
@@ -134,3 +135,21 @@ def test_an_arm_that_brought_nothing_has_no_ratio():
     assert ratios_of(table) == {}
     report = document(table, at="", settings={}, servers={}, complete=False, version="0")
     assert report["summary"] == ["on: 1 lost: HTTP 500"]
+
+
+def test_a_narrow_terminal_loses_no_digit(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "30")
+    table = {10: {"server": figures(123456)}}
+    print_table(*latency_rows(table))
+    print_table(*throughput_rows(table))
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert "123,456.0" in out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, "not known yet"), (0.4, "about 0:00 left"), (61, "about 1:01 left")],
+)
+def test_the_time_left_is_said(seconds, said):
+    assert said in left_text(seconds)
