@@ -214,10 +214,11 @@ class Regulator:
             return
         rebooted = steered.pod.boot != new.boot or steered.pod.ip != new.ip
         returned = new.usable and not steered.pod.usable
+        failed = steered.pod.boot != new.boot and bool(new.exit_code)
         steered.pod = new
+        if failed:
+            self._crashed(steered)
         if rebooted:
-            if new.exit_code:
-                self._crashed(steered)
             steered.restart(self._clock())
         if new.usable and (rebooted or returned):
             steered.read_wanted = True

@@ -1,17 +1,21 @@
 """What the first loop makes of SpecServes that vanish, and of an API server in trouble."""
 
+import datetime
+import time
 from base64 import b64encode
 from typing import Any
 
 import pytest
 
-from specserve import conditions, names, observed
+from specserve import conditions, curves, names, observed
 from specserve.kube import KubeRefused
-from specserve.reconcile import Reconciler
-from specserve.target import Access, Standing
+from specserve.reconcile import CURVE_TTL, Reconciler
+from specserve.status import Engine
+from specserve.target import Access, Override, Standing
 from specserve.workqueue import WorkQueue
 
 KEY = ("team", "chat")
+WALL = 1_900_000_000.0
 
 
 class FakeCluster:
@@ -23,6 +27,8 @@ class FakeCluster:
         self.statuses: list[dict[str, Any]] = []
 
     async def get(self, kind: str, _: str, name: str) -> dict[str, Any] | None:
+        if kind == "ConfigMap" and kind in self.refusals:
+            raise self.refusals[kind]
         return self.objects.get((kind, name))
 
     async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +66,7 @@ class FakeSteering:
         """Pods play no part here."""
 
     def engines(self, _: Any) -> list[Any]:
-        return []
+        return [Engine(f"chat-{n}", sglang=one) for n, one in enumerate(self.versions)]
 
     def asked(self, _: Any) -> bool:
         return True
@@ -75,6 +81,7 @@ class FakeSteering:
         return str(target.policy.mode)
 
     standing = Standing()
+    versions: tuple[str, ...] = ()
 
 
 class World:
@@ -85,11 +92,14 @@ class World:
         self.steering = FakeSteering()
         self.queue: WorkQueue[Any] = WorkQueue()
         self.notices: list[Any] = []
+        self.now = 100.0
         self.loop = Reconciler(
             self.cluster,  # type: ignore[arg-type]
             self.steering,
             self.queue,
             self.notices.append,
+            clock=lambda: self.now,
+            wall=lambda: WALL,
         )
 
     def show(self, uid: str = "u1", generation: int = 1, **spec: Any) -> dict[str, Any]:
@@ -236,3 +246,108 @@ async def test_secrets_of_a_server_that_is_not_asked_are_not_read(world):
     world.loop.take_resource(item)
     assert await world.loop.reconcile(KEY) == "ok"
     assert world.steering.targets[KEY].access == Access()
+
+
+# -- curves and pins ------------------------------------------------------------------------
+
+TEXT = curves.shipped("h200-a").to_json()
+
+
+def weighing(world: World, **policy: Any) -> None:
+    item = world.show()
+    item["spec"] |= {
+        "draft": {"method": "EAGLE3", "source": "hf://a/d"},
+        "policy": {"strategy": "BreakEven", **policy},
+    }
+    item["metadata"]["generation"] = len(world.cluster.statuses) + 2
+    world.loop.take_resource(item)
+
+
+def hold(world: World, **data: str) -> None:
+    world.cluster.objects["ConfigMap", "measured"] = {"metadata": {}, "data": data}
+
+
+def known(world: World, kind: str = "CurveKnown") -> tuple[str, str, str]:
+    found = next(c for c in world.cluster.statuses[-1]["conditions"] if c["type"] == kind)
+    return found["status"], found["reason"], found["message"]
+
+
+async def test_a_profile_becomes_the_curve_of_the_pods(world):
+    weighing(world, breakEven={"profile": "h200-a"})
+    assert await world.loop.reconcile(KEY) == "ok"
+    assert world.steering.targets[KEY].curve == curves.shipped("h200-a")
+    assert known(world)[:2] == ("True", "Profile")
+
+
+async def test_the_threshold_strategy_is_given_no_curve(world):
+    weighing(world, strategy="Threshold", breakEven={"profile": "h200-a"})
+    assert await world.loop.reconcile(KEY) == "ok"
+    assert world.steering.targets[KEY].curve is None
+    assert known(world)[:2] == ("True", "NotUsed")
+
+
+async def test_a_curve_in_a_configmap_is_read_again_in_time(world):
+    weighing(world, breakEven={"curveConfigMap": "measured"})
+    await world.loop.reconcile(KEY)
+    assert known(world)[:2] == ("False", "Unreadable")
+    assert "ConfigMap measured: there is none" in known(world)[2]
+    hold(world, **{"curve.json": TEXT.replace("0.5.16", "0.5.23")})
+    await world.loop.reconcile(KEY)
+    assert known(world)[1] == "Unreadable"  # not asked for at every look
+    world.now += CURVE_TTL
+    await world.loop.reconcile(KEY)
+    assert known(world)[:2] == ("True", "Calibrated")
+    assert world.steering.targets[KEY].curve is not None
+    world.steering.versions = ("0.5.16",)
+    await world.loop.reconcile(KEY)
+    assert known(world)[:2] == ("False", "Stale")
+    assert world.steering.targets[KEY].curve is None
+
+
+async def test_a_configmap_without_the_key_says_so(world):
+    weighing(world, breakEven={"curveConfigMap": "measured"})
+    hold(world, other="x")
+    await world.loop.reconcile(KEY)
+    assert "it has no key curve.json" in known(world)[2]
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_what_was_read_of_a_curve_outlasts_an_api_server_in_trouble(world, status):
+    weighing(world, breakEven={"curveConfigMap": "measured"})
+    hold(world, **{"curve.json": TEXT})
+    await world.loop.reconcile(KEY)
+    world.now += CURVE_TTL
+    world.cluster.refusals["ConfigMap"] = KubeRefused(status, "x", "etcd leader changed")
+    assert await world.loop.reconcile(KEY) == "ok"
+    assert world.steering.targets[KEY].curve is not None
+
+
+async def test_a_right_that_is_missing_shows_and_costs_no_more_than_the_curve(world):
+    weighing(world, breakEven={"curveConfigMap": "measured", "profile": "h200-a"})
+    world.cluster.refusals["ConfigMap"] = KubeRefused(403, "Forbidden", "cannot get configmaps")
+    assert await world.loop.reconcile(KEY) == "ok"
+    assert known(world)[:2] == ("False", "Unreadable")
+    assert "cannot get configmaps" in known(world)[2]
+    assert world.steering.targets[KEY].curve == curves.shipped("h200-a")
+
+
+async def test_a_pin_is_looked_at_when_it_ends(world):
+    until = datetime.datetime.fromtimestamp(WALL + 30, datetime.UTC)
+    weighing(world, mode="Off", modeUntil=until.isoformat())
+    assert await world.queue.get() == KEY
+    await world.loop.reconcile(KEY)
+    world.queue.done(KEY)
+    assert world.steering.targets[KEY].mode_until == WALL + 30
+    assert known(world, "StrategyDecides")[1] == "Pinned"
+    due = world.queue._due[KEY]
+    assert due - time.monotonic() == pytest.approx(30.1, abs=1)
+
+
+async def test_an_override_is_told_with_its_end(world):
+    world.steering.standing = Standing(Override("Off", WALL, "garbled output"))
+    weighing(world)
+    await world.loop.reconcile(KEY)
+    status, reason, message = known(world, "StrategyDecides")
+    assert (status, reason) == ("False", "Overridden")
+    assert message.endswith("Off until 2030-03-17T17:46:40Z, garbled output")
+    assert "Overridden" in {notice.reason for notice in world.notices}

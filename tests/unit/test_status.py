@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, create_model
 
 from specserve import api, conditions, status
+from specserve.decisions import Switch
 from specserve.observed import Owned, Pod, Trouble
 from specserve.status import Engine, Observation
 
@@ -391,6 +392,121 @@ def test_small_moves_of_acceptance_are_not_written(accept: float | None, told: i
     assert second["speculation"]["acceptLengthCenti"] == told
 
 
+# -- decisions ------------------------------------------------------------------------------
+
+BREAK_EVEN = {"strategy": "BreakEven"}
+UNTIL = "2030-01-01T12:00:00Z"
+UNREAD = "the override cannot be read, what was last known of it holds"
+DECIDES: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
+    "auto": ({}, ("True", "Auto", "strategy Threshold, scope Pod")),
+    "pinned": (
+        {"spec": spec(policy={"mode": "Off"}), "mode": "Off"},
+        ("False", "Pinned", "policy.mode is Off"),
+    ),
+    "pinned for a while": (
+        {"spec": spec(policy={"mode": "On", "modeUntil": UNTIL}), "mode": "On"},
+        ("False", "Pinned", f"policy.mode is On until {UNTIL}, then Auto"),
+    ),
+    "no longer pinned": (
+        {"spec": spec(policy={"mode": "On", "modeUntil": UNTIL}), "mode": "Auto"},
+        ("True", "PinEnded", f"policy.mode On ended at {UNTIL}: strategy Threshold"),
+    ),
+    "observing": (
+        {"spec": spec(policy={"mode": "Observe"})},
+        ("False", "Observing", "policy.mode is Observe: nothing is sent to the pods"),
+    ),
+    "overridden": (
+        {"mode": "Off", "override": "Off, garbled output"},
+        (
+            "False",
+            "Overridden",
+            "override of all SpecServes of this installation: Off, garbled output",
+        ),
+    ),
+    "unreadable": (
+        {"override_problem": "ConfigMap a/b: timed out"},
+        (
+            "True",
+            "Auto",
+            f"strategy Threshold, scope Pod; {UNREAD}: ConfigMap a/b: timed out",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECIDES)
+def test_who_decides(case: str):
+    changes, expected = DECIDES[case]
+    assert condition(seen(**changes), "StrategyDecides") == expected
+
+
+def test_an_override_shows_in_the_summary_and_rules_the_other_conditions():
+    made = seen(mode="Observe", override="Observe")
+    assert build(made)["speculation"]["summary"] == "On 1/1, override"
+    assert condition(made, "SpeculationSettled")[1] == "Observing"
+    assert condition(seen(mode="Off", override="Off"), "ThresholdReachable")[1] == "Pinned"
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reason"),
+    [
+        ([{"effective": None}], "Unknown", "NotSeen"),
+        ([{"effective": True}, {"effective": None}], "True", "DraftsAccepted"),
+        ([{"effective": True}, {"effective": False}], "False", "DraftIneffective"),
+        ([{"effective": False}, {"crashed": True}], "False", "CrashedWhileOn"),
+    ],
+)
+def test_whether_the_draft_is_any_good(changes: list[Any], state: str, reason: str):
+    told = condition(seen(engines=engines(*changes)), "DraftEffective")
+    assert told[:2] == (state, reason)
+    if state == "False":
+        assert "chat-1" in told[2]
+
+
+def test_no_draft_is_neither_good_nor_bad():
+    bare = spec(draft={"method": "None"})
+    assert condition(seen(spec=bare), "DraftEffective")[:2] == ("Unknown", "NoDraft")
+    assert condition(seen(spec=bare), "CurveKnown")[:2] == ("True", "NoDraft")
+    assert condition(seen(engines=[]), "DraftEffective")[:2] == ("Unknown", "NoPods")
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reason", "said"),
+    [
+        ({"spec": spec()}, "True", "NotUsed", "Threshold"),
+        ({}, "Unknown", "NotObserved", ""),
+        ({"curve": ("Profile", "profile h200-b")}, "True", "Profile", "profile h200-b"),
+        ({"curve": ("Calibrated", "ConfigMap c")}, "True", "Calibrated", "ConfigMap c"),
+        ({"curve": ("NoCurve", "none named")}, "False", "NoCurve", "the bounds"),
+        ({"curve": ("Stale", "other model")}, "False", "Stale", "other model. Until live"),
+        ({"curve": ("NoCurve", "none named"), "live": True}, "True", "Live", "round times"),
+        ({"curve": ("Stale", "other model"), "live": True}, "True", "Live", "other model"),
+    ],
+)
+def test_what_rounds_take_is_known_from(
+    changes: dict[str, Any], state: str, reason: str, said: str
+):
+    told = condition(seen(**{"spec": spec(policy=BREAK_EVEN), **changes}), "CurveKnown")
+    assert told[:2] == (state, reason)
+    assert said in told[2]
+
+
+def test_switches_are_on_record():
+    switch = Switch(0.0, "chat-0", "Off", "off: 60 in flight above 48")
+    first = build(seen(switches=[switch]))
+    assert first["speculation"]["decisions"] == [
+        {
+            "time": "1970-01-01T00:00:00Z",
+            "pod": "chat-0",
+            "mode": "Off",
+            "reason": "off: 60 in flight above 48",
+        }
+    ]
+    again = build(seen(previous=first))
+    assert again["speculation"]["decisions"] == first["speculation"]["decisions"]
+    assert "decisions" not in build(seen())["speculation"]
+
+
 def test_a_stretched_period_is_told():
     assert build(seen(period_milliseconds=750))["speculation"]["samplePeriodMilliseconds"] == 750
     assert "samplePeriodMilliseconds" not in build(seen())["speculation"]
@@ -439,6 +555,8 @@ some_engine = st.builds(
     accept=st.none() | st.floats(0, 100),
     switched_at=st.none() | st.floats(0, 4e9),
     switched_why=words,
+    effective=st.none() | st.booleans(),
+    crashed=st.booleans(),
 )
 some_pod = st.builds(
     pod,
@@ -450,7 +568,7 @@ some_pod = st.builds(
 some_spec = st.none() | st.builds(
     lambda replicas, mode, draft, ranks: spec(
         replicas,
-        policy={"mode": mode},
+        policy={"mode": mode, "strategy": "BreakEven" if ranks % 2 else "Threshold"},
         engine={"image": "e", "dataParallel": ranks},
         **({} if draft else {"draft": {}}),
     ),
@@ -476,6 +594,15 @@ observations = st.builds(
     engines=st.lists(some_engine, max_size=5),
     period_milliseconds=st.none() | st.integers(1, 10_000),
     previous=st.just({}),
+    mode=st.sampled_from([None, "Auto", "On", "Off", "Observe"]),
+    override=words,
+    override_problem=words,
+    curve=st.none() | st.tuples(st.sampled_from(["Stale", "Profile"]), words),
+    live=st.booleans(),
+    switches=st.lists(
+        st.builds(Switch, st.floats(0, 4e9), st.just("a"), st.sampled_from(["On", "Off"]), words),
+        max_size=7,
+    ),
 )
 
 

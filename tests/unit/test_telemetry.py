@@ -1,5 +1,6 @@
 """Health as the kubelet sees it."""
 
+import json
 import socket
 import urllib.error
 import urllib.request
@@ -84,3 +85,17 @@ def test_a_connection_that_says_nothing_keeps_no_probe_waiting(served):
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_probes_of_both_families_are_answered(served, host: str):
     assert get(served[2], "/healthz", host)[0] == 200
+
+
+def test_decisions_are_told_while_leading(served):
+    health, _, port = served
+    status, text = get(port, "/decisions/team/chat")
+    assert status == 503
+    assert "does not lead" in json.loads(text)["message"]
+    asked = []
+    health.decisions = lambda path: asked.append(path) or ([] if path != ["a"] else None)
+    assert get(port, "/decisions") == (200, "[]\n")
+    assert get(port, "/decisions/team/chat/") == (200, "[]\n")
+    assert get(port, "/decisions/a")[0] == 404
+    assert asked == [[], ["team", "chat"], ["a"]]
+    assert get(port, "/decisionsx")[0] == 404
