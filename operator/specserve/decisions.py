@@ -20,6 +20,7 @@ KEPT_TOTAL: Final = 40_000
 #: Switches that the status keeps on record, and the longest reason that its schema takes.
 ON_RECORD: Final = 5
 LONGEST_REASON: Final = 512
+_ORDER: Final = ("time", "pod", "mode", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +157,5 @@ def recent(
         }
         if entry not in known:
             known.append(entry)
-    return sorted(known, key=lambda entry: str(entry.get("time")))[-ON_RECORD:]
+    # In a total order: among switches of one second the same ones are kept at every look.
+    return sorted(known, key=lambda entry: [str(entry.get(name)) for name in _ORDER])[-ON_RECORD:]

@@ -92,4 +92,7 @@ def test_the_record_in_the_status_grows_by_what_is_new_and_stays_short():
     assert [entry["time"] for entry in grown] == [iso(n) for n in range(6, 11)]
     assert len(grown) == ON_RECORD
     assert all(len(entry["reason"]) == LONGEST_REASON for entry in grown)
+    together = [Switch(3.0, f"p{n}", "On", "on") for n in range(9)]
+    once = recent([], together, iso)
+    assert recent(once, together, iso) == once
     assert recent(grown, more, iso) == grown
