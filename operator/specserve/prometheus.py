@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -298,7 +297,6 @@ class _Server:
         access = self._target.access
         session = requests.Session()
         session.trust_env = False
-        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         session.hooks["response"].append(_taken_in)
         url = self._spec.url.rstrip("/")
         basic = access.basic

@@ -174,7 +174,7 @@ def test_an_empty_answer_is_no_zero():
     answer = read([])
     assert isinstance(answer, Gap)
     assert answer.code == "NoSeries"
-    assert "sglang:num_running_reqs" in answer.message
+    assert "the answer is empty; query: {__name__=" in answer.message
 
 
 @pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "-Inf"])
@@ -203,6 +203,14 @@ def test_an_old_sample_is_lost_even_if_the_server_still_returns_it():
     assert gap.code == "SamplesStale"
     assert "91 s old, limit 90 s" in gap.message
     assert isinstance(load(series(stamp=NOW - 89)), Reading)
+
+
+def test_a_sum_is_no_fresher_than_its_oldest_share():
+    def ranks(age: float) -> Any:
+        return load(flat(series(5, dp_rank="0"), series(6, stamp=NOW - age, dp_rank="1")))
+
+    assert ranks(91).code == "SamplesStale"
+    assert (ranks(60).stamp, ranks(60).age) == (NOW - 60, 60)
 
 
 def test_an_unchanged_sample_keeps_its_stamp():

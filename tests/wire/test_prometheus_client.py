@@ -307,10 +307,11 @@ async def test_words_of_prometheus_about_a_query_are_handed_on(server, client):
     assert "400 bad_data: 1:3: parse error; query: sum(" in str(error)
 
 
+@pytest.mark.parametrize("text", ["inner matters", '{"error": "inner matters"}', '["inner"]'])
 @pytest.mark.parametrize("status", [400, 404, 422, 429, 500, 502, 503])
-async def test_words_of_others_are_not(server, client, status):
+async def test_words_of_others_are_not(server, client, status, text):
     """The server may be any that the operator reaches; a SpecServe is no way to read it."""
-    server.reply = lambda _: web.Response(status=status, text="inner matters")
+    server.reply = lambda _: web.Response(status=status, text=text)
     error = await settled(client, target(server.url))
     assert error.code == f"PrometheusHTTP{status}"
     assert "inner" not in str(error)
