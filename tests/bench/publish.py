@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.bench import flip_latency, report, startup
+from tests.bench import flip_latency, regret, report, startup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,10 @@ Result = dict[str, Any]
 PAGES: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "flip_latency": (flip_latency.TITLE, flip_latency.tables),
     "startup": (startup.TITLE, startup.tables),
+    "regret": (regret.TITLE, regret.render),
 }
+#: What draws the pictures of a result that has any, into files of its name.
+PICTURES: dict[str, Callable[[Mapping[str, Any], Path], list[Path]]] = {"regret": regret.plot}
 INDEX = "README.md"
 END_TO_END = "e2e-"
 NOT_RECORDED = "not recorded"
@@ -85,6 +88,8 @@ def _benchmarks(build: Path, docs: Path) -> Iterator[Path]:
         written = docs / f"{name}.md"
         written.write_text(page(json.loads(text)), encoding="utf-8")
         yield written
+        if name in PICTURES:
+            yield from PICTURES[name](json.loads(text), docs / f"{name}.png")
 
 
 def _records(

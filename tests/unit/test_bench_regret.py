@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from specserve_sim.model import Request, Scheduler
 from specserve_sim.profile import load_profile, profile_names
+from tests.bench import publish
 from tests.bench.regret import arms, compare, show, traces
 from tests.bench.regret.steering import Plugin
 from tests.bench.regret.virtual import CAPACITY, NEW_TOKENS, VirtualEngine
@@ -226,7 +228,7 @@ def test_the_clairvoyant_is_not_beaten_by_an_arm_held():
     row, _ = compare.play_course(compare.Course("h200-a", "acceptance square"))
     assert row[compare.CLAIRVOYANT] >= 1.0
     assert max(row[arms.ALWAYS_ON], row[arms.ALWAYS_OFF]) == 1.0
-    assert "acceptance square" in show.render(
+    assert "acceptance square" in show.tables(
         {
             "strategies": {},
             "cells": [],
@@ -235,3 +237,67 @@ def test_the_clairvoyant_is_not_beaten_by_an_arm_held():
             "httpCheck": [],
         }
     )
+
+
+def test_a_result_becomes_a_page_and_pictures(tmp_path):
+    cells = [
+        {
+            **cell(profile, clients, 1.0, 0.7),
+            "modelled": clients == 10,
+            "best": "AlwaysOn3",
+            "switches": dict.fromkeys(arms.STRATEGIES, 2),
+            "offToPlain": 0.98,
+        }
+        for profile in ("h200-a", "h200x2-nccl")
+        for clients in (1, 10)
+    ]
+    compare.fix_thresholds(cells)
+    course = {
+        **dict.fromkeys((*arms.STRATEGIES, compare.CLAIRVOYANT), 0.95),
+        "profile": "h200-a",
+        "trace": "a wave",
+        "what": "up and down",
+        "seconds": 15.0,
+        "modelled": False,
+        "best": "AlwaysOn",
+        "noise": True,
+        "flipsPerMinute": dict.fromkeys(arms.STRATEGIES, 0.25),
+        "series": {name: [5, 6, 7] for name in (arms.ALWAYS_ON, arms.ALWAYS_OFF, arms.BREAK_EVEN)},
+    }
+    result = {
+        "benchmark": "regret",
+        "at": "2026-11-30T00:00:00Z",
+        "machine": {
+            "cores": 2,
+            "processor": "Some CPU",
+            "memoryGiB": 8,
+            "kernel": "6",
+            "loadAverageAtStart": [0.1],
+        },
+        "versions": {"python": "3.11"},
+        "settings": {
+            "learningSeconds": 60.0,
+            "windowSeconds": 300.0,
+            "sampleSeconds": 0.5,
+            "readBackSeconds": 2.0,
+            "orderSeconds": 0.02,
+            "steps": [0, 3],
+            "scatter": 0.03,
+            "switchSeconds": 0.0009,
+        },
+        "strategies": compare.summary(cells, [course]),
+        "cells": cells,
+        "moreSteps": [],
+        "traces": [course],
+        "httpCheck": [],
+    }
+    build = tmp_path / "build"
+    (build / "bench").mkdir(parents=True)
+    (build / "bench" / "regret.json").write_text(json.dumps(result))
+    written = publish.publish(build, tmp_path / "docs")
+    assert [each.name for each in written] == ["regret.md", "regret.png", "regret-traces.png"]
+    text = written[0].read_text()
+    for name in ("regret.png", "regret-traces.png", "a wave", "h200x2-nccl", "goal"):
+        assert name in text
+    for picture in written[1:]:
+        assert picture.read_bytes().startswith(b"\x89PNG")

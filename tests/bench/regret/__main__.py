@@ -103,7 +103,7 @@ def main() -> int:
     given = options.parse_args()
     result = run(given)
     report.write(result, given.out)
-    print(show.render(result))
+    print(show.tables(result))
     print(given.out)
     return 0
 

@@ -10,6 +10,7 @@ A trace is judged whole, from its first second, learning included.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specserve import curves
@@ -27,7 +28,7 @@ from tests.bench.regret.arms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from specserve_sim.profile import Profile
     from tests.bench.regret.arms import Arm, Played
@@ -174,16 +175,23 @@ def play_course(course: Course) -> tuple[dict[str, Any], dict[str, Played]]:
         **{name: round(tokens[name] / tokens[best], 4) for name in shown},
         "flipsPerMinute": {name: round(played[name].switches[-1] / minutes, 3) for name in shown},
         "offToPlain": round(tokens[ALWAYS_OFF] / tokens[PLAIN], 4),
+        **_series(course, played),
+    }, played
+
+
+def _series(course: Course, played: Mapping[str, Played]) -> dict[str, Any]:
+    """Tokens per second over time, of the profile that is drawn."""
+    if course.profile != PROFILES[0]:
+        return {}
+    return {
         "series": {
             name: [
                 round((after - before) / SERIES_SECONDS)
-                for before, after in zip(
-                    played[name].tokens, played[name].tokens[1:], strict=False
-                )
+                for before, after in pairwise(played[name].tokens)
             ]
             for name in (ALWAYS_ON, ALWAYS_OFF, BREAK_EVEN)
-        },
-    }, played
+        }
+    }
 
 
 def fix_thresholds(cells: Sequence[dict[str, Any]]) -> None:

@@ -43,7 +43,7 @@ _STYLE: Any = {
 
 
 def plot(result: Mapping[str, Any], path: Path) -> list[Path]:
-    """Write the heat maps to `path` and the traces beside it; the files written."""
+    """Write the heat maps to `path` and the traces beside it, as PNG; the files written."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -52,7 +52,7 @@ def plot(result: Mapping[str, Any], path: Path) -> list[Path]:
         if result["cells"]:
             _cells(result["cells"], path)
             written.append(path)
-        if result["traces"]:
+        if any("series" in trace for trace in result["traces"]):
             beside = path.with_name(f"{path.stem}-traces{path.suffix}")
             _traces(result["traces"], beside)
             written.append(beside)
@@ -117,8 +117,8 @@ def _map(axes: Any, mine: Mapping[tuple[int, float], Mapping[str, Any]], strateg
 def _traces(traces: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
-    profile = min((each["profile"] for each in traces), key=compare.PROFILES.index)
-    mine = [trace for trace in traces if trace["profile"] == profile]
+    mine = [trace for trace in traces if "series" in trace]
+    profile = compare.PROFILES[0]
     figure, rows = plt.subplots(
         len(mine), 1, figsize=(11, 2.0 * len(mine)), dpi=120, squeeze=False, layout="constrained"
     )

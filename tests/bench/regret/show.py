@@ -16,6 +16,16 @@ GOALS = {"steadyWorst": 0.97, "tracesWorst": 0.90, "noiseFlipsPerPodMinute": 1.0
 
 
 def render(result: Mapping[str, Any]) -> str:
+    """The page of a result, as Markdown: how it was made, the pictures, the tables."""
+    parts = [_method(result["settings"])]
+    if result["cells"]:
+        parts.append("![ratios of all cells](regret.png)")
+    if any("series" in trace for trace in result["traces"]):
+        parts.append("![throughput over the traces](regret-traces.png)")
+    return "\n\n".join((*parts, tables(result)))
+
+
+def tables(result: Mapping[str, Any]) -> str:
     """All tables of a result, as Markdown."""
     parts = [_strategies(result)]
     if result["cells"]:
@@ -29,29 +39,46 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def _method(settings: Mapping[str, Any]) -> str:
+    steps = ", ".join(map(str, settings["steps"]))
+    return f"""\
+Simulated engines in virtual time. Their round times are those measured with real SGLang on H200s
+(`images/sim/specserve_sim/profiles`), each prompt 128 tokens and each answer 256. A number of
+clients asks again as soon as it is answered; the engine has steps {steps} prepared and runs 256
+requests at most.
+
+- **Ratio of a cell**: tokens per second over those of the better of a live pod held on and one
+  held off (cold), with the same luck. The first {settings["learningSeconds"]:g} s are told apart
+  as learning; the ratio is over the {settings["windowSeconds"]:g} s after them, probes included.
+- **Ratio of a trace**: tokens of the whole trace, from its first second, over those of the better
+  arm held all through it. The clairvoyant knows acceptance and round times at every moment.
+- **FixedThreshold**: of all batch sizes to stop drafting at, the one that is best in hindsight: in
+  the worst cell of a profile, and for each trace.
+- **BreakEven** is given nothing: it reads load each {settings["sampleSeconds"]:g} s and the
+  plugin's figures each {settings["readBackSeconds"]:g} s, and its orders take
+  {settings["orderSeconds"] * 1000:g} ms. **BreakEvenCurve** has the shipped curve of its profile.
+- Round times scatter ({settings["scatter"] * 100:g} %), and each change of the step count costs
+  {settings["switchSeconds"] * 1000:g} ms, as measured. Flips are changes of the step count that an
+  engine made, probes included.
+- What rests on modelled values has a star: a batch size between measured ones, a cold off that was
+  measured on another host or link, step counts other than 3."""
+
+
 def _strategies(result: Mapping[str, Any]) -> str:
-    columns = [
-        "strategy",
-        "worst cell",
-        "mean cell",
-        "worst while learning",
-        "worst trace",
-        "mean trace",
-        "flips a pod and minute on noise",
-    ]
-    keys = [
-        "steadyWorst",
-        "steadyMean",
-        "learningWorst",
-        "tracesWorst",
-        "tracesMean",
-        "noiseFlipsPerPodMinute",
-    ]
+    columns = {
+        "steadyWorst": "worst cell",
+        "steadyMean": "mean cell",
+        "learningWorst": "worst while learning",
+        "tracesWorst": "worst trace",
+        "tracesMean": "mean trace",
+        "noiseFlipsPerPodMinute": "flips a pod and minute on noise",
+    }
     rows = [
-        [name, *("-" if row[key] is None else f"{row[key]:.3f}" for key in keys)]
+        [name, *("-" if row[key] is None else f"{row[key]:.3f}" for key in columns)]
         for name, row in result["strategies"].items()
     ]
-    return report.table(columns, rows)
+    goals = ["goal", *(f"{GOALS[key]:g}" if key in GOALS else "" for key in columns)]
+    return report.table(["strategy", *columns.values()], [*rows, goals])
 
 
 def _mark(row: Mapping[str, Any]) -> str:
