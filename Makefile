@@ -108,6 +108,10 @@ bench: binaries ## Measure flip latency and scale; writes build/bench
 	$(run) python -m tests.bench.flip_latency
 	$(run) python -m tests.bench.startup
 
+.PHONY: bench-regret
+bench-regret: venv ## What each strategy loses on every measured profile; writes build/bench/regret.json
+	$(run) python -m tests.bench.regret
+
 .PHONY: publish-bench
 publish-bench: venv ## Copy the figures of the last benchmarks to docs/benchmarks
 	$(run) python -m tests.bench.publish
