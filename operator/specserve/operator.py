@@ -101,6 +101,8 @@ async def _lead(
         async with _background([crd.watch()]):
             asked_to_end = False
             while not asked_to_end:
+                telemetry.namespaces.labels("served").set(0)
+                telemetry.namespaces.labels("waiting").set(len(settings.watch_namespaces))
                 found = await scope.wait(kube, settings.watch_namespaces)
                 await crd.look()
                 asked_to_end = await _steer(kube, settings, health, found)
@@ -316,22 +318,22 @@ class _Ground:
     async def follow(self, found: scope.Scope) -> None:
         """Serve what was found, and what else comes; return when nothing of it is left."""
         now: scope.Scope | None = found
-        here: set[str] = set()
-        try:
-            while now is not None:
-                there = set(now.namespaces) or {""}
-                self._barred = now.waiting
-                for namespace in here - there:
-                    await self._leave(namespace)
-                for namespace in there - here:
-                    self._arriving[namespace] = asyncio.create_task(self._enter(namespace))
-                here = there
-                await asyncio.wait(self._arriving.values(), timeout=TOGETHER)
-                await self._open()
-                now = await scope.changed(self._kube, self._wanted, now)
-        finally:
-            for namespace in here:
-                self._forget(namespace)
+        async with asyncio.TaskGroup() as arrivals:
+            try:
+                while now is not None:
+                    here, there = set(self._arriving), set(now.namespaces) or {""}
+                    self._barred = now.waiting
+                    for namespace in here - there:
+                        await self._leave(namespace)
+                    for namespace in there - here:
+                        arrival = arrivals.create_task(self._enter(namespace))
+                        self._arriving[namespace] = arrival
+                    await asyncio.wait(self._arriving.values(), timeout=TOGETHER)
+                    await self._open()
+                    now = await scope.changed(self._kube, self._wanted, now)
+            finally:
+                for namespace in list(self._arriving):
+                    self._forget(namespace)
 
     async def _enter(self, namespace: str) -> None:
         """Watch SpecServes once the rest is listed: half the facts would make what is there."""

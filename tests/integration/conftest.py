@@ -84,8 +84,8 @@ def start_operator(served_cluster, rights, _seat):
     lease = f"own-{next(_numbers)}"
     started = []
 
-    def start(**settings):
-        process = OperatorProcess(served_cluster, rights, lease_name=lease, **settings)
+    def start(kubeconfig=rights, **settings):
+        process = OperatorProcess(served_cluster, kubeconfig, lease_name=lease, **settings)
         started.append(process)
         return process
 

@@ -51,6 +51,7 @@ class OperatorProcess:
 
     Attributes:
         started: All of this session, for the reports of failures.
+        settings: What it was told.
 
     Args:
         cluster: What it works on.
@@ -63,6 +64,7 @@ class OperatorProcess:
     def __init__(self, cluster: ControlledCluster, kubeconfig: Path, **settings: str) -> None:
         number = next(_numbers)
         self.identity = f"operator-{number}"
+        self.lease = settings.get("lease_name", "specserve")
         self.log = cluster.logs / f"{self.identity}.log"
         self.port = _free_port()
         given = {
@@ -71,6 +73,7 @@ class OperatorProcess:
             "http_port": str(self.port),
             **settings,
         }
+        self.settings = given
         self.started.append(self)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -150,8 +153,16 @@ class OperatorProcess:
 
     def end(self) -> int:
         """Do as `stop`, outside of an event loop."""
-        self._process.send_signal(signal.SIGTERM)
+        self.terminate()
         return self._process.wait(STOP_SECONDS)
+
+    def terminate(self) -> None:
+        """Ask it to end, and wait for nothing."""
+        self._process.send_signal(signal.SIGTERM)
+
+    async def ended(self) -> int:
+        """Wait until it has ended; returns its exit status."""
+        return await asyncio.to_thread(self._process.wait, STOP_SECONDS)
 
     def kill(self) -> None:
         """End it as a lost node would."""

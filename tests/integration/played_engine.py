@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from starlette.responses import PlainTextResponse
+
 from specserve import names
 from specserve_engine.auth import TokenFile
 from specserve_engine.environ import settings_from
@@ -49,9 +51,12 @@ class _Admin:
         self.watching = inner.watching
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        engine = self._engine
+        if engine.meshed:
+            text = "upstream connect error or disconnect/reset before headers"
+            return await PlainTextResponse(text, 503, {"server": "envoy"})(scope, receive, send)
         if scope["method"] != "PUT":
             return await self._inner.app(scope, receive, send)
-        engine = self._engine
         body = bytearray()
         said: list[Any] = []
 
@@ -101,6 +106,7 @@ class PlayedEngine(SimEngine):
         answer_after: Seconds between carrying a directive out and answering it.
         strangers: Directives that came without a valid token.
         most_under_way: Most directives that were under way at one moment.
+        meshed: A mesh's proxy answers on the admin port, and lets nothing through.
     """
 
     def __init__(self, config: EngineConfig, tokens: TokenFile, *, pod_uid: str) -> None:
@@ -108,6 +114,7 @@ class PlayedEngine(SimEngine):
         self.answers_to_lose = self.strangers = 0
         self.answer_after = 0.0
         self.under_way = self.most_under_way = 0
+        self.meshed = False
         super().__init__(config, tokens, pod_uid=pod_uid)
 
     @property

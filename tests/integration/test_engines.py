@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import aiohttp
+import pytest
 
 from specserve import names
 from specserve_sim.behaviour import WELL, Fault, Load
@@ -182,6 +183,51 @@ async def test_one_reset_is_no_fault_of_the_pod(operator, stage):
     assert pod.name in fresh["message"]
     pod.engine.behave(replace(WELL, load=Load(*LOW)))
     await stage.has("MetricsFresh", "True")
+
+
+def mesh(engine):
+    engine.meshed = True
+    engine.behave(BUSY)
+
+
+def reset(engine):
+    engine.behave(replace(BUSY, faults=(Fault("admin", "reset"),)))
+
+
+def silence(engine):
+    engine.behave(replace(BUSY, faults=(Fault("admin", "hang"),)))
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (mesh, "ProxyUnavailable"),
+        (reset, "EngineConnectionReset"),
+        (silence, "EngineTimeout"),
+    ],
+)
+async def test_a_blocked_admin_port_is_told_apart_from_load_that_is_known(
+    operator, stage, block, reason
+):
+    """O-E6.1, 4: three reasons; the load goes on being read, and nothing is restarted."""
+    (pod,) = await stage.up()
+    made = await stage.deployment()
+    block(pod.engine)
+    control = await stage.has("SpeculationControl", "False", reason, within=20)
+    assert pod.name in control["message"]
+    fresh = await stage.has("MetricsFresh", "True")
+    await stage.has("Ready", "True")
+    reads = pod.visits["serving"]
+    await eventually(lambda: pod.visits["serving"] > reads + 10, 10, "further readings")
+    assert await stage.has("MetricsFresh", "True") == fresh
+    assert pod.engine.modes == ["on"]
+    after = await stage.deployment()
+    assert after["metadata"]["generation"] == made["metadata"]["generation"]
+    pod.engine.meshed = False
+    pod.engine.behave(BUSY)
+    await stage.summary("Off 1/1", within=15)
+    await stage.has("SpeculationControl", "True")
+    assert (await stage.kubelet.engine("chat")).uid == pod.uid
 
 
 async def test_one_hung_engine_delays_nobody(operator, stage):
