@@ -260,6 +260,52 @@ def test_a_load_that_wavers_around_a_border_switches_nothing():
     assert len(world.switches) - settled <= 10
 
 
+def test_where_the_load_has_been_of_late_only_a_clear_gain_makes_a_border():
+    shape = between((8, 1.45), (16, 1.5), (32, 1.65), (64, 1.75), (128, 3.0))
+    world = World(rule(), shape, batch=16, accept=1.6, curve=curve(shape, (8, 16, 32, 64, 128)))
+    world.run(60)
+    for turn in range(2400):
+        if turn == 1200:
+            settled = len(world.switches)
+        world.batch = (16, 34, 12, 40, 20, 60)[turn // 4 % 6]
+        world.tick()
+    assert len(world.switches) - settled <= 10
+    for turn in range(1200):
+        world.batch = (16, 200)[turn // 10 % 2]
+        world.tick()
+    # At 200 off wins by far: there the engine follows its table.
+    assert len(world.switches) - settled > 50
+
+
+def test_close_calls_dwell_longer_each_time():
+    world = World(rule(), between((1, 2.0)), batch=32, accept=2.5)
+    world.run(60)
+    for turn in range(7200):
+        world.accept = (2.16, 1.84)[turn // 10 % 2]
+        world.tick()
+    flips = [now for now, verdict in world.verdicts if verdict.flip and now > 60]
+    assert len(flips) <= 3600 / 60
+    clear = World(rule(), between((1, 2.0)), batch=32, accept=3.5)
+    clear.run(60)
+    clear.accept = 1.2
+    before = clear.now
+    while clear.active():
+        clear.tick()
+    assert clear.now - before < 12
+
+
+def test_acceptance_seen_at_another_load_is_looked_at_soon():
+    world = World(rule(), ONE_GPU, batch=8, accept=1.3, curve=curve(ONE_GPU))
+    world.run(120)
+    assert world.active() == 0
+    world.batch, world.accept = 128, 3.4
+    moved = world.now
+    while world.active() != 3 or world.doing is None or world.doing.probe:
+        world.tick()
+    assert world.now - moved <= 16
+    assert any("acceptance was seen at 8 in flight" in v.reason for _, v in world.verdicts)
+
+
 def test_more_step_counts_are_tried_where_they_promise_more():
     world = World(rule(), ONE_GPU, batch=8, accept=3.8, steps=(0, 1, 3, 7))
     world.run(120)

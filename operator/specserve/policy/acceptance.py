@@ -32,11 +32,14 @@ class Acceptance:
         survival: Chance that the first 1, 2 ... drafts are all accepted; not empty.
         verifies: Verifies behind it, faded counts included.
         at: When the newest of them was read, seconds on the operator's clock.
+        batch: The demand on a rank then, None if not known: at another load it may be another
+            traffic.
     """
 
     survival: tuple[float, ...]
     verifies: float
     at: float
+    batch: float | None = None
 
     def length(self, steps: int) -> float:
         """Tokens won per request and round with `steps` draft steps, from 1 to steps + 1."""
@@ -68,20 +71,25 @@ class Counts:
         base: The engine's counters at the last reading; the next is compared with them. None
             before the first, which says only what was long ago.
         at: When verifies were last counted, None before.
+        batch: The demand on a rank then, None if not known.
         trials: Verifies that had a first, second ... draft.
         accepted: Of these, how many had it accepted.
     """
 
     base: tuple[Accepted, ...] | None = None
     at: float | None = None
+    batch: float | None = None
     trials: tuple[float, ...] = ()
     accepted: tuple[float, ...] = ()
 
-    def learn(self, rounds: Rounds, *, judged: bool = True) -> tuple[Self, int]:
+    def learn(
+        self, rounds: Rounds, *, judged: bool = True, batch: float | None = None
+    ) -> tuple[Self, int]:
         """Take in a read-back.
 
         Args:
             rounds: The read-back.
+            batch: The demand on a rank, None if not known.
             judged: Whether what was won since the last one says something about the draft; not
                 so while it recovers from a cold off.
 
@@ -100,6 +108,7 @@ class Counts:
             replace(
                 based,
                 at=rounds.at,
+                batch=batch,
                 trials=_sum(trials, self.trials, kept),
                 accepted=_sum(accepted, self.accepted, kept),
             ),
@@ -131,7 +140,8 @@ class Counts:
         """What the counts say, None before the first verify."""
         if self.at is None or not self.trials:
             return None
-        return Acceptance(_survival(self.trials, self.accepted), self.trials[0], self.at)
+        survival = _survival(self.trials, self.accepted)
+        return Acceptance(survival, self.trials[0], self.at, self.batch)
 
 
 def _between(

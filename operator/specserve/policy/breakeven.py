@@ -22,6 +22,10 @@ from specserve.policy.state import Context, Memory, Sample
 OWN: Final = 10.0
 #: Factor by which the demand must change to be followed at once.
 JUMP: Final = 2.0
+#: Time constant in seconds after which a load is no longer one of late.
+LATELY: Final = 60.0
+#: Factor by which step counts must differ in worth to be switched between by a wavering load.
+BORDER: Final = 1.15
 #: Time constant in seconds in which a wavering demand is evened out.
 EVENING: Final = 5.0
 #: Share by which the demand must be outside a bucket to leave it.
@@ -71,9 +75,18 @@ def settle(memory: Memory, context: Context, sample: Sample, now: float) -> Memo
     """
     demand = demand_of(context, sample)
     batch = memory.batch
+    if batch is None:
+        memory = replace(memory, range=(demand, demand), settled=now)
+    lasted = max(0.0, now - memory.settled)
+    drift = 1 - math.exp(-lasted / LATELY)
+    low, high = memory.range
+    low, high = (
+        min(demand, low + (demand - low) * drift),
+        max(demand, high + (demand - high) * drift),
+    )
+    memory = replace(memory, range=(low, high))
     if batch is None or not batch / JUMP < demand < batch * JUMP:
         return replace(memory, batch=demand, settled=now, bucket=bucket_of(math.ceil(demand)))
-    lasted = max(0.0, now - memory.settled)
     batch += (demand - batch) * (1 - math.exp(-lasted / EVENING))
     bucket = memory.bucket
     if not smallest(bucket) * (1 - SLACK) <= batch <= bucket * (1 + SLACK):
@@ -185,17 +198,47 @@ def table(
     return merged(wanted)
 
 
-def around(tiers: Tiers, bucket: int, steps: int) -> Tiers:
-    """A table with one step count at a bucket and beside it.
+def sent(
+    context: Context,
+    acceptance: Acceptance | None,
+    base: Tiers,
+    visited: tuple[int, int],
+    bucket: int,
+    largest: int,
+) -> Tiers:
+    """A table for the engine, with few borders where the load wavers.
 
-    A load that wavers around the border of two buckets must not have the engine switch to and fro.
+    From the present bucket outwards, a bucket gets the steps of the one before unless its own are
+    better by `BORDER`: where the load has been of late every border is crossed to and fro. Those
+    right beside the present one always get its steps. Elsewhere the table holds as it is.
+
+    Args:
+        context: What is known of rounds.
+        acceptance: The traffic's.
+        base: The table.
+        visited: Smallest and largest bucket of late.
+        bucket: The present one.
+        largest: Largest batch of a rank.
     """
     place = BUCKETS.index(bucket)
-    least = smallest(BUCKETS[max(place - 1, 0)])
-    beyond = BUCKETS[min(place + 1, len(BUCKETS) - 1)] + 1
-    kept = [tier for tier in tiers if tier[0] < least or tier[0] > beyond]
-    parted = [(least, steps), (beyond, steps_at(tiers, beyond))]
-    return merged(sorted(kept + [tier for tier in parted if tier[0] <= LARGEST_BATCH]))
+    low = max(BUCKETS.index(visited[0]) - 1, 0)
+    high = min(BUCKETS.index(visited[1]) + 1, len(BUCKETS) - 1)
+    chosen = {bucket: steps_at(base, bucket)}
+    for way in (range(place + 1, len(BUCKETS)), range(place - 1, -1, -1)):
+        before = chosen[bucket]
+        for index in way:
+            each = BUCKETS[index]
+            if smallest(each) > largest:
+                break
+            own = steps_at(base, each)
+            if own != before and low <= index <= high:
+                known = arms(context, acceptance, each)
+                here, there = value_of(known, own), value_of(known, before)
+                better = here and there and here > there * BORDER
+                if abs(index - place) == 1 or not better:
+                    own = before
+            before = chosen[each] = own
+    return merged(sorted((smallest(each), steps) for each, steps in chosen.items()))
 
 
 def largest_batch(context: Context, sample: Sample) -> int:

@@ -7,6 +7,7 @@ from typing import Final
 from specserve import api
 from specserve.policy import breakeven, evidence, guard, probe, threshold, trial
 from specserve.policy.guard import seconds
+from specserve.policy.rounds import bucket_of
 from specserve.policy.state import Context, DraftKv, Memory, Mode, Probe, Sample, Setting, Verdict
 
 _PINS: Final[dict[str, Mode]] = {"On": "On", "Off": "Off"}
@@ -168,19 +169,22 @@ def _weigh(
     acceptance = breakeven.acceptance_of(memory, context, now)
     memory = breakeven.settle(memory, context, sample, now)
     bucket, batch = memory.bucket, max(1, round(memory.batch or 1))
-    table = memory.table or breakeven.default(policy, context)
-    if looked is not None or memory.weighed != (memory.read, bucket):
+    low, high = (bucket_of(math.ceil(end)) for end in memory.range)
+    weighed = (memory.read, bucket, low, high)
+    if looked is not None or memory.weighed != weighed or not memory.tiers:
         largest = breakeven.largest_batch(context, sample)
+        table = memory.table or breakeven.default(policy, context)
         table = breakeven.table(policy, context, acceptance, table, largest)
-        memory = replace(memory, table=table, weighed=(memory.read, bucket))
-    steps = breakeven.steps_at(table, bucket)
+        tiers = breakeven.sent(context, acceptance, table, (low, high), bucket, largest)
+        memory = replace(memory, table=table, tiers=tiers, weighed=weighed)
+    steps = breakeven.steps_at(memory.tiers, bucket)
     known = breakeven.arms(context, acceptance, bucket)
     if known:
         code, why = breakeven.words(known, steps, batch)
     else:
         proposal = threshold.propose(policy, context, sample)
         code, why = "Learning", f"break-even not known here yet, {proposal.numbers}"
-    setting = Setting(breakeven.around(table, bucket, steps), _draft_kv(policy, memory))
+    setting = Setting(memory.tiers, _draft_kv(policy, memory))
     verdict = Verdict(
         "On" if steps else "Off",
         code,
@@ -223,16 +227,19 @@ def _turn(
     ordered: Setting,
 ) -> tuple[Verdict, Memory]:
     """Flip to the steps of a verdict, unless something forbids it."""
+    present = ordered.steps_for(max(1, round(memory.batch or 1)))
+    before, after = breakeven.value_of(known, present), breakeven.value_of(known, steps)
+    predicted = after / before if before and after else None
+    close = predicted is not None and predicted < breakeven.BORDER
     refused = _refusal(policy, memory, new, now)
+    if refused is None and close:
+        refused = guard.unrest(policy, memory, now)
     if refused is not None:
         held = replace(verdict, setting=ordered)
         why = verdict.reason.partition(": ")[2]
         return _held(memory, held, refused[0], f"{why}, {refused[1]}")
-    present = ordered.steps_for(max(1, round(memory.batch or 1)))
-    before, after = breakeven.value_of(known, present), breakeven.value_of(known, steps)
-    predicted = after / before if before and after else None
     memory = replace(
-        memory,
+        guard.stirred(memory, now) if close else memory,
         watch=trial.begin(memory.watch, ordered, now, predicted),
         probing=probe.restarted(memory.probing, now),
         tabled=now,
@@ -296,7 +303,10 @@ def _looked(
     if not changed:
         flips = (*guard.recent(memory.flips, now), now)
         return replace(verdict, probe=True), replace(memory, flips=flips)
-    watch = trial.begin(memory.watch, looked.back, now, here / there if here and there else None)
+    predicted = here / there if here and there else None
+    watch = trial.begin(memory.watch, looked.back, now, predicted)
+    if predicted is not None and predicted < breakeven.BORDER:
+        memory = guard.stirred(memory, now)
     # The step count looked at runs already: its flip was counted when the probe began.
     mode: Mode = "On" if steps else "Off"
     memory = _flipped(replace(memory, watch=watch), mode, now, counted=int(steps != looked.steps))

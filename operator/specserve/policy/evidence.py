@@ -71,7 +71,7 @@ def read(policy: api.Policy, memory: Memory, sample: Sample, now: float) -> Memo
         return memory
     began = memory.since if memory.probing.active is None else memory.probing.active.began
     grace = policy.break_even.grace_milliseconds / 1000
-    counts, verifies = memory.counts.learn(rounds, judged=now - began >= grace)
+    counts, verifies = memory.counts.learn(rounds, judged=now - began >= grace, batch=memory.batch)
     ineffective = memory.ineffective
     acceptance = counts.acceptance
     if verifies >= TRAFFIC and acceptance is not None:

@@ -1,6 +1,7 @@
 """Whether a flip is allowed now: the dwell of the present mode, and the flip budget."""
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from specserve import api
@@ -13,6 +14,12 @@ HOUR: Final = 3600.0
 def seconds(value: float) -> str:
     """A duration for people, rounded up to a tenth so that what is left never reads 0."""
     return f"{math.ceil(round(value * 10, 6)) / 10:.1f}".removesuffix(".0") + " s"
+
+
+#: Seconds without a close call after which one less is remembered.
+QUIET: Final = 600.0
+#: Most doublings of the dwell.
+MOST_UNREST: Final = 4
 
 
 def recent(flips: tuple[float, ...], now: float) -> tuple[float, ...]:
@@ -36,3 +43,28 @@ def refusal(policy: api.Policy, memory: Memory, now: float) -> tuple[str, str] |
                 f"{len(flips)} of {limit} flips an hour spent, next in {seconds(wait)}",
             )
     return None
+
+
+def unrest(policy: api.Policy, memory: Memory, now: float) -> tuple[str, str] | None:
+    """Why a close call must wait longer than the dwell, as `refusal` says it.
+
+    Where two step counts are about as good, noise turns the verdict round at the end of each
+    dwell. Every such flip doubles the dwell before the next, and quiet halves it again.
+    """
+    dwell = policy.dwell_on_seconds if memory.mode == "On" else policy.dwell_off_seconds
+    longer = dwell * 2 ** _unrest(memory, now)
+    left = memory.since + longer - now
+    if left <= 0:
+        return None
+    return "Dwelling", f"a close call, dwell {seconds(left)} of {longer} s left"
+
+
+def stirred(memory: Memory, now: float) -> Memory:
+    """Memory after a flip that was a close call."""
+    return replace(memory, unrest=min(_unrest(memory, now) + 1, MOST_UNREST), unrested=now)
+
+
+def _unrest(memory: Memory, now: float) -> int:
+    if not memory.unrest:
+        return 0
+    return max(0, memory.unrest - int((now - memory.unrested) / QUIET))

@@ -8,7 +8,7 @@ as a small share of throughput, and each that changes nothing doubles the time t
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from specserve import api
 from specserve.policy import breakeven, guard
@@ -16,6 +16,7 @@ from specserve.policy.acceptance import Acceptance
 from specserve.policy.rounds import bucket_of
 from specserve.policy.state import (
     FIRST_CREDIT,
+    FIRST_MOVED_WAIT,
     FIRST_WAIT,
     Context,
     Memory,
@@ -23,6 +24,8 @@ from specserve.policy.state import (
     Probing,
     Sample,
 )
+
+Look = tuple[int, Literal["Renew", "Learn", "Moved"], str]
 
 #: Longest time in seconds between two probes.
 LONGEST_WAIT: Final = 480.0
@@ -44,6 +47,8 @@ UNKNOWN_LOSS: Final = 0.6
 AGED: Final = 600.0
 #: Worth of the present steps from which no drift of a plain round is expected to change the mode.
 SAFE: Final = 1.25
+#: Factor between loads from which acceptance seen at one may not hold at the other.
+MOVED: Final = 2.0
 #: Worth of a step count up to which, either way, a neighbouring batch does not settle it.
 NEARLY: Final = 1.35
 #: Flips of the budget that probes leave to decisions.
@@ -100,13 +105,17 @@ def due(
         chosen = _look_else(policy, context, acceptance, batch, now, present)
     if chosen is None:
         return None
-    steps, why = chosen
-    known = context.knowledge.exact(batch, steps or present)
-    if now < (probing.after if known else probing.learn_after):
+    steps, kind, why = chosen
+    after = {
+        "Renew": probing.after,
+        "Learn": probing.learn_after,
+        "Moved": probing.moved_after,
+    }
+    if now < after[kind]:
         return None
     if _loss(context, acceptance, batch, steps, present) * TYPICAL > credit(policy, probing, now):
         return None
-    return Probe(steps, now, memory.counts.verifies(steps), memory.ordered, known, why)
+    return Probe(steps, now, memory.counts.verifies(steps), memory.ordered, kind, why)
 
 
 def _look_on(
@@ -116,7 +125,7 @@ def _look_on(
     batch: int,
     now: float,
     wait: float,
-) -> tuple[int, str] | None:
+) -> Look | None:
     """What to look at while off."""
     if context.knowledge.time(batch, 0) is None:
         return None  # it is being learnt
@@ -128,20 +137,23 @@ def _look_on(
     }
     needed = 1 + policy.break_even.margin_percent / 100
     if not known:
-        return deepest, "what a round with drafts takes here is not known"
+        return deepest, "Learn", "what a round with drafts takes here is not known"
     if all((steps + 1) / ratio <= needed for steps, ratio in known.items()):
         return None  # not even with every draft accepted
     if acceptance is None:
-        return deepest, "acceptance is not known"
+        return deepest, "Renew", "acceptance is not known"
     if _borrowed(context, acceptance, batch, deepest):
-        return deepest, "what a round takes is known beside this batch only"
+        return deepest, "Learn", "what a round takes is known beside this batch only"
     promising = _untried(context, acceptance, batch, needed)
     if promising is not None:
         return promising
     if now - acceptance.at >= wait:
-        return deepest, f"acceptance was last seen {guard.seconds(now - acceptance.at)} ago"
+        ago = guard.seconds(now - acceptance.at)
+        return deepest, "Renew", f"acceptance was last seen {ago} ago"
+    if acceptance.batch is not None and not 1 / MOVED < acceptance.batch / batch < MOVED:
+        return deepest, "Moved", f"acceptance was seen at {round(acceptance.batch)} in flight"
     if context.knowledge.ratio(batch, deepest) is None:
-        return deepest, "the curve has not been checked here"
+        return deepest, "Learn", "the curve has not been checked here"
     return None
 
 
@@ -160,28 +172,26 @@ def _look_else(
     batch: int,
     now: float,
     present: int,
-) -> tuple[int, str] | None:
+) -> Look | None:
     """What to look at while on."""
     knowledge = context.knowledge
     if knowledge.time(batch, present) is None or acceptance is None:
         return None  # it is being learnt
     if knowledge.ratio(batch, present) is None:
-        return 0, "what a plain round takes here is not known"
+        return 0, "Learn", "what a plain round takes here is not known"
     if _borrowed(context, acceptance, batch, present):
-        return 0, "what a round takes is known beside this batch only"
+        return 0, "Learn", "what a round takes is known beside this batch only"
     arm = breakeven.weigh(context, acceptance, batch, present)
     plain = knowledge.time(batch, 0)
     if arm is not None and arm.value < SAFE and (plain is None or now - plain.seen > AGED):
-        return 0, "what a plain round takes here was last seen long ago"
+        return 0, "Renew", "what a plain round takes here was last seen long ago"
     worth = 1.0 if arm is None else arm.value
     return _untried(
         context, acceptance, batch, worth * (1 + policy.break_even.margin_percent / 100)
     )
 
 
-def _untried(
-    context: Context, acceptance: Acceptance, batch: int, needed: float
-) -> tuple[int, str] | None:
+def _untried(context: Context, acceptance: Acceptance, batch: int, needed: float) -> Look | None:
     """A step count never timed here that is expected to be better than `needed`."""
     expected = [
         arm
@@ -191,7 +201,7 @@ def _untried(
     if not expected:
         return None
     arm = max(expected, key=lambda arm: arm.value)
-    return arm.steps, f"{arm.steps} steps are expected to be better"
+    return arm.steps, "Learn", f"{arm.steps} steps are expected to be better"
 
 
 def _loss(
@@ -208,13 +218,13 @@ def _loss(
 def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: float) -> bool:
     """Whether a probe has told enough, or has taken long enough."""
     lasted = now - probe.began
-    if lasted >= LONGEST[0 if probe.known else 1] or sample.running == 0:
+    if lasted >= LONGEST[1 if probe.kind == "Learn" else 0] or sample.running == 0:
         return True
     batch = memory.bucket or bucket_of(math.ceil(breakeven.demand_of(context, sample)))
     timed = context.knowledge.time(batch, probe.steps)
     fresh = timed is not None and timed.seen > probe.began
     # A round time known from before will do where only the acceptance was asked for.
-    if not fresh and not (probe.known and probe.steps and timed is not None):
+    if not fresh and not (probe.kind != "Learn" and probe.steps and timed is not None):
         return False
     if probe.steps == 0:
         return True
@@ -244,11 +254,23 @@ def ended(
     probing = replace(
         probing, active=None, learn_after=now + LEARN_WAIT, credit=spent, credited=now
     )
+    kind = "Renew" if probe is None else probe.kind
     if changed:
-        return replace(probing, after=now + FIRST_WAIT, wait=FIRST_WAIT)
-    if probe is not None and not probe.known:
+        return replace(
+            probing,
+            after=now + FIRST_WAIT,
+            wait=FIRST_WAIT,
+            moved_after=now + FIRST_MOVED_WAIT,
+            moved_wait=FIRST_MOVED_WAIT,
+        )
+    if kind == "Learn":
         return replace(probing, after=max(probing.after, now + FIRST_WAIT))
-    return replace(probing, after=now + probing.wait, wait=min(probing.wait * 2, LONGEST_WAIT))
+    moved_after = now + probing.moved_wait
+    if kind == "Moved":
+        longer = min(probing.moved_wait * 2, LONGEST_WAIT)
+        return replace(probing, moved_after=moved_after, moved_wait=longer)
+    longer = min(probing.wait * 2, LONGEST_WAIT)
+    return replace(probing, after=now + probing.wait, wait=longer, moved_after=moved_after)
 
 
 def restarted(probing: Probing, now: float) -> Probing:

@@ -14,6 +14,8 @@ DraftKv = Literal["Cold", "Warm"]
 
 #: Time in seconds between two probes at first, doubled by each that changes nothing.
 FIRST_WAIT: Final = 60.0
+#: The same for probes because the load moved.
+FIRST_MOVED_WAIT: Final = 15.0
 #: Seconds of lost throughput that an engine not yet known may cost.
 FIRST_CREDIT: Final = 3.0
 
@@ -101,7 +103,8 @@ class Probe:
         began: When.
         verifies: Verifies at these steps before it began.
         back: What the engine did before, and does again if the probe changes nothing.
-        known: Whether the break-even there was known before.
+        kind: Renew what was known, Learn what a round takes, or Moved: see whether another load
+            is another traffic.
         why: What it is for.
     """
 
@@ -109,7 +112,7 @@ class Probe:
     began: float
     verifies: int
     back: Setting
-    known: bool
+    kind: Literal["Renew", "Learn", "Moved"]
     why: str
 
 
@@ -122,6 +125,9 @@ class Probing:
         after: When the next may begin that renews what is known.
         wait: Time in seconds to the one after.
         learn_after: When the next may begin that learns what a round takes at another batch.
+        moved_after: When the next may begin because the load is another than acceptance was seen
+            at.
+        moved_wait: Time in seconds to the one after.
         credit: Seconds of lost throughput that may be spent.
         credited: When `credit` was last reckoned, None before the first probe.
     """
@@ -130,6 +136,8 @@ class Probing:
     after: float = -math.inf
     wait: float = FIRST_WAIT
     learn_after: float = -math.inf
+    moved_after: float = -math.inf
+    moved_wait: float = FIRST_MOVED_WAIT
     credit: float = FIRST_CREDIT
     credited: float | None = None
 
@@ -227,9 +235,13 @@ class Memory:
         batch: The demand on one data-parallel rank, evened out; None before the first.
         settled: When it was last evened out.
         bucket: Its batch bucket, left only for a clear reason; 0 before the first.
+        range: Smallest and largest demand of late, drifting towards the present one.
+        unrest: Flips of late that were close calls; each doubles the dwell of the next such.
+        unrested: When `unrest` last changed.
         table: What the BreakEven strategy holds best by batch, as tiers; empty before the first.
         tabled: When what the engine is to do last changed.
-        weighed: Read-back and bucket that the table was made for.
+        weighed: Read-back and buckets that the table was made for.
+        tiers: What of the table is sent at the present load.
         off_lasted: Mean length of the last offs in seconds, None before the first.
         probing: Probes.
         watch: Throughput before and after flips.
@@ -253,9 +265,13 @@ class Memory:
     batch: float | None = None
     settled: float = -math.inf
     bucket: int = 0
+    range: tuple[float, float] = (1.0, 1.0)
+    unrest: int = 0
+    unrested: float = -math.inf
     table: tuple[tuple[int, int], ...] = ()
     tabled: float = -math.inf
-    weighed: tuple[float | None, int] | None = None
+    weighed: tuple[float | None, int, int, int] | None = None
+    tiers: tuple[tuple[int, int], ...] = ()
     off_lasted: float | None = None
     probing: Probing = field(default_factory=Probing)
     watch: Watch = field(default_factory=Watch)
