@@ -750,8 +750,6 @@ class Reconciler:
             # engines' first reports wake this again.
             return
         self._published.add(resource.key)
-        stretch = self._regulator.stretch
-        asked = resource.spec.policy.sample_period_milliseconds if resource.spec else 0
         deployments = [
             one
             for one in self._owned.get(resource.key, {}).values()
@@ -769,10 +767,7 @@ class Reconciler:
                 engines=self._regulator.engines(resource.key),
                 ranks=_ranks(resource.spec) if resource.spec else 1,
                 requests=_requests(resource.spec) if resource.spec else None,
-                # Rounded up to half the period asked for, or each new pod would be news.
-                period_milliseconds=round(asked * round(stretch * 2 + 0.5) / 2)
-                if stretch > 1.0
-                else None,
+                period_milliseconds=_period(resource.spec, self._regulator.stretch),
                 previous=resource.status,
                 mode=self._regulator.mode(target) if target else None,
                 override=_words(self._regulator.standing),
@@ -873,6 +868,17 @@ def _requests(spec: api.SpecServeSpec) -> int | None:
         return workload.requests_asked(spec)
     except workload.UnusableSpec:
         return None
+
+
+def _period(spec: api.SpecServeSpec | None, stretch: float) -> int | None:
+    """Sample period in force in milliseconds, None if it is the one asked for."""
+    if spec is None:
+        return None
+    period = queries.paced(spec.policy).sample_period_milliseconds
+    if stretch > 1.0:
+        # Rounded up to half the period, or each new pod would be news.
+        return round(period * round(stretch * 2 + 0.5) / 2)
+    return period if period > spec.policy.sample_period_milliseconds else None
 
 
 def _entry(ref: api.SecretKeyRef | api.CertificateKeyRef | None) -> tuple[str, str] | None:

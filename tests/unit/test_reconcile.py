@@ -225,6 +225,7 @@ async def test_what_the_secrets_hold_goes_to_the_second_loop(world):
     assert "word" not in repr(target)
     assert target.policy.sample_period_milliseconds == 5000
     assert target.policy.stale_after_seconds == 60
+    assert world.cluster.statuses[-1]["speculation"]["samplePeriodMilliseconds"] == 5000
 
 
 async def test_a_missing_secret_is_named_and_the_server_not_asked_without(world):
