@@ -220,7 +220,7 @@ def _element(item: Any) -> tuple[dict[str, str], float, float]:
         raise Unreadable("the answer is no vector of samples") from None
     if (
         not isinstance(labels, dict)
-        or not all(isinstance(part, str) for pair in labels.items() for part in pair)
+        or set(map(type, labels.values())) - {str}
         or not isinstance(text, str)
         or isinstance(at, bool)
         or not isinstance(at, int | float)
