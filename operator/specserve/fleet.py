@@ -236,6 +236,11 @@ class Fleet:
         """Whether the load of every usable pod was asked for."""
         return all(s.sample is not None or s.sample_failures > 0 for s in self.usable)
 
+    def forget(self) -> None:
+        """Forget what was learnt of another draft or model."""
+        self.knowledge = Knowledge()
+        self.live = False
+
     def learn(self, rounds: Rounds) -> bool:
         """Take in round times; returns whether `live` has changed by it."""
         self.knowledge = self.knowledge.learn(rounds)

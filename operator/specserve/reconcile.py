@@ -434,7 +434,7 @@ class Reconciler:
             model=_served_name(spec),
             ranks=_ranks(spec),
             curve=found.curve if found else None,
-            mode_until=_seconds(spec.policy.mode_until),
+            mode_until=_end_of_pin(spec.policy),
             access=access,
             last_switch=_seconds((resource.status.get("speculation") or {}).get("lastSwitchTime")),
         )
@@ -904,6 +904,18 @@ _GENERATED: Mapping[str, Callable[[], str]] = {
 def _iso(seconds: float) -> str:
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _end_of_pin(policy: api.Policy) -> float | None:
+    """When a pinned mode ends, in wall-clock seconds; None if it does not."""
+    try:
+        return _seconds(policy.mode_until)
+    except ValueError:
+        # The schema takes more than Python does: leap seconds, small letters.
+        raise _Blocked(
+            conditions.SPEC_REJECTED,
+            f"spec.policy.modeUntil: {policy.mode_until} is no time like 2030-01-31T12:00:00Z",
+        ) from None
 
 
 def _seconds(moment: str | None) -> float | None:

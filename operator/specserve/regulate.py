@@ -156,7 +156,10 @@ class Regulator:
         if old == target:
             return
         self._measure(target.key)
-        for steered in self._fleet(target.key).pods.values():
+        fleet = self._fleet(target.key)
+        if old is not None and (old.draft, old.model) != (target.draft, target.model):
+            fleet.forget()
+        for steered in fleet.pods.values():
             if old is None or old.tokens != target.tokens:
                 steered.retry_at = 0.0
             if old is not None and old.draft != target.draft:

@@ -344,6 +344,14 @@ async def test_a_pin_is_looked_at_when_it_ends(world):
     assert due - time.monotonic() == pytest.approx(30.1, abs=1)
 
 
+async def test_a_time_that_cannot_be_read_is_named(world):
+    weighing(world, mode="Off", modeUntil="2016-12-31T23:59:60Z")
+    assert await world.loop.reconcile(KEY) == "blocked"
+    status, reason, message = known(world, "Stalled")
+    assert (status, reason) == ("True", "SpecRejected")
+    assert "modeUntil: 2016-12-31T23:59:60Z is no time like" in message
+
+
 async def test_an_override_is_told_with_its_end(world):
     world.steering.standing = Standing(Override("Off", WALL, "garbled output"))
     weighing(world)

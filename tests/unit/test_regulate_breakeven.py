@@ -58,6 +58,7 @@ async def test_acceptance_that_falls_turns_it_off_and_a_probe_finds_that_it_has_
         await until(w, lambda: engine.active_steps == 3, 5)
         await asyncio.sleep(60)  # both arms become known, by a probe of the plain one
         assert w.regulator.live(KEY)
+        assert w.changed[KEY] > 0
         assert w.engine().on
         engine.decoding.accept = 0.1
         await until(w, lambda: w.engine().on is False, 90)
@@ -168,6 +169,19 @@ async def test_a_table_sent_once_serves_loads_that_come_and_go():
         await until(w, lambda: w.engine().on, 60)
         assert len(w.events("SpeculationDisabled")) == len(w.events("SpeculationEnabled")) == 1
         assert {mode for _, mode in engine.changes} == {"tiers"}
+
+
+@in_virtual_time
+async def test_what_was_learnt_of_another_draft_is_forgotten():
+    async with world() as w:
+        first = weighing()
+        w.regulator.configure(first)
+        w.add(running=8, decoding=Decoding())
+        await asyncio.sleep(60)
+        assert w.regulator.live(KEY)
+        draft = first.draft.model_copy(update={"source": "hf://a/other"})
+        w.regulator.configure(dataclasses.replace(first, draft=draft))
+        assert not w.regulator.live(KEY)
 
 
 @in_virtual_time
