@@ -29,6 +29,19 @@ def test_labels_and_pull_secrets_are_lists():
     assert settings.engine_pull_secrets == ("x", "y")
 
 
+def test_hosts_and_token_files_of_prometheus_are_lists():
+    settings = given(
+        prometheus_hosts="*.monitoring.svc, 10.1.2.3",
+        prometheus_token_files="querier.monitoring.svc=/var/run/token,other=/a=b",
+    )
+    assert settings.prometheus_hosts == ("*.monitoring.svc", "10.1.2.3")
+    assert settings.prometheus_token_files == {
+        "querier.monitoring.svc": "/var/run/token",
+        "other": "/a=b",
+    }
+    assert given().prometheus_hosts == ("*",)
+
+
 def test_policies_need_to_know_the_operator():
     with pytest.raises(BadSetting, match="POD_LABELS"):
         given(network_policies="Apply")
