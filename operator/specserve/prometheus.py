@@ -162,7 +162,7 @@ class PrometheusClient:
         server = self._servers.get(target.key)
         if server is None or server.asked_for != asked_for:
             self.forget(target.key)
-            host = urlsplit(spec.url).hostname or ""
+            host = _host(spec.url)
             allowed = [one for one in self._hosts if fnmatch.fnmatchcase(host, one)]
             if not allowed:
                 raise PrometheusError(
@@ -194,6 +194,13 @@ class PrometheusClient:
             server.asking = None
             if server.closed:
                 server.close()
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        raise PrometheusError("UrlUnusable", "policy.prometheus.url is no address") from None
 
 
 class _Server:

@@ -381,6 +381,36 @@ async def test_nobody_is_there(client):
     assert "Connection refused" in str(error)
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "http://127.0.0.1:x"])
+async def test_an_address_that_is_none(url):
+    async with PrometheusClient(NAMES) as client:
+        error = await settled(client, target(url))
+    assert error.code == "UrlUnusable"
+
+
+async def test_a_fault_of_our_own_quotes_nothing(server, client, caplog, monkeypatch):
+    def broken(*_: Any) -> Any:
+        raise AssertionError(SECRET)
+
+    monkeypatch.setattr(prometheus.PrometheusConnect, "custom_query", broken)
+    error = await settled(client, target(server.url, Access(token=SECRET)))
+    assert error.code == "PrometheusFailed"
+    assert "AssertionError" in caplog.text
+    assert SECRET not in f"{error} {caplog.text}"
+
+
+async def test_an_end_waits_for_no_server():
+    async def hang(_: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(5.0)
+
+    async with raw(hang) as url:
+        began = time.monotonic()
+        async with PrometheusClient(NAMES, hosts=("127.0.0.1",)) as client:
+            with pytest.raises(PrometheusError, match="has not answered yet"):
+                await client.load(target(url), "chat-1")
+        assert time.monotonic() - began < 1.0
+
+
 # -- servers that take their time -----------------------------------------------------------
 
 
