@@ -8,11 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 
+from specserve import api
 from specserve_sim.model import Request, Scheduler
 from specserve_sim.profile import load_profile, profile_names
 from tests.bench import publish
 from tests.bench.regret import arms, compare, show, traces
-from tests.bench.regret.steering import Plugin
+from tests.bench.regret.steering import Judge, Plugin, Steering
 from tests.bench.regret.virtual import CAPACITY, NEW_TOKENS, VirtualEngine
 
 
@@ -301,3 +302,18 @@ def test_a_result_becomes_a_page_and_pictures(tmp_path):
         assert name in text
     for picture in written[1:]:
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("accept", "steps"), [(1.0, 0), (3.5, 3)])
+def test_the_policy_finds_the_better_arm_by_readings_alone(accept, steps):
+    engine = virtual("h200-b", accept, lambda _: 0, 70)
+    judge = Judge(
+        api.Policy.model_validate({"strategy": "BreakEven"}),
+        api.Draft.model_validate({**arms.DRAFT, "steps": [0, 3]}),
+        (0, 3),
+    )
+    steering = Steering(judge, Plugin(engine, (0, 3)))
+    steering.run(60.0)
+    assert engine.active_steps == steps
+    assert any(said.probe for said in judge.said)
+    assert [said.at for said in judge.said] == sorted(said.at for said in judge.said)
