@@ -70,7 +70,13 @@ async def find(kube: Kube, wanted: Sequence[str], known: Collection[str] = ()) -
     if not await installed(kube):
         return None
     unknown = [name for name in wanted if name not in known]
-    rights = await asyncio.gather(*(_may_list(kube, name) for name in unknown))
+    asked = (_may_list(kube, name) for name in unknown)
+    # All answers are waited for: who asks again too early counts from the last refusal.
+    rights = await asyncio.gather(*asked, return_exceptions=True)
+    failures = [one for one in rights if isinstance(one, BaseException)]
+    if failures:
+        # The one that asks for the longest pause.
+        raise max(failures, key=lambda error: getattr(error, "retry_after", 0.0))
     barred = {name for name, may in zip(unknown, rights, strict=True) if not may}
     served = tuple(name for name in wanted if name not in barred)
     if wanted and not served:

@@ -1,7 +1,8 @@
 """The operator's image, built from images/operator/Dockerfile as the simulator's is from its own.
 
 `python -m tests.e2e.operator_image` builds both and puts their archives into build/images, there
-under the names that the chart knows. Tests use names of their own, with a hash for a tag.
+under the names that the chart knows; beside them the plugin's wheel, and the engine's image when
+an SGLang image to build it upon is named. Tests use names of their own, with a hash for a tag.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from typing import Any
 
 from tests.cluster import builder, images
 from tests.cluster.binaries import cache_folder, locked
+from tests.cluster.errors import ClusterError
 from tests.cluster.progress import Progress
 from tests.cluster.versions import architecture
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "specserve.test/specserve-operator"
 """Repository of the image; its tag is a hash of what it is built from."""
+
+ENGINE_BASE = "SPECSERVE_ENGINE_BASE"
+"""Variable that names the SGLang image which the engine's image is built upon."""
 
 _SOURCES = ("operator", "images/operator", "pyproject.toml", "uv.lock", "README.md", "LICENSE")
 _KEPT = 4
@@ -94,6 +99,63 @@ def _wheels(into: Path, scratch: Path, progress: Progress) -> None:
     progress.finish()
 
 
+def wheel(into: Path, progress: Progress) -> Path:
+    """Builds the wheel of the engine's plugin into a folder; returns its path."""
+    progress.start("Building the wheel of the engine's plugin", "a few seconds")
+    for old in into.glob("specserve_engine-*.whl"):
+        old.unlink()
+    project = "images/engine"
+    images._command(
+        "building a wheel", "uv", "build", "--wheel", "-q", "--out-dir", str(into), project
+    )
+    (into / ".gitignore").unlink(missing_ok=True)
+    (made,) = into.glob("specserve_engine-*.whl")
+    progress.finish()
+    return made
+
+
+def engine(base: str, plugin: Path, archive: Path, progress: Progress) -> str:
+    """Builds the engine's image into an archive; returns its name.
+
+    Args:
+        base: the SGLang image, in the builder's store or to be pulled.
+        plugin: wheel of the plugin.
+        archive: where to. Tens of gigabytes, so that no copy of it is kept elsewhere.
+        progress: told what is done.
+
+    Raises:
+        ClusterError: no builder, no such base, or a step of the build failed.
+    """
+    tool = builder.choose()
+    if not tool.has(base):
+        progress.start(f"Pulling {base}", "SGLang's images have tens of gigabytes")
+        if not tool.pull(base):
+            raise ClusterError(
+                "building the engine's image",
+                f"{base} is not in {tool.kind}'s store and can't be pulled",
+                f"Set {ENGINE_BASE} to an image of SGLang.",
+            )
+        progress.finish()
+    name = f"specserve/specserve-engine:{_version(ROOT / 'images' / 'engine')}"
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=archive.parent) as scratch:
+        context = Path(scratch) / "context"
+        (context / "wheels").mkdir(parents=True)
+        shutil.copy(plugin, context / "wheels")
+        # pip runs from its own wheel: a base need not have one.
+        images._download([], Path(scratch), Path(scratch) / "pip")
+        (pip,) = (Path(scratch) / "pip").glob("pip-*.whl")
+        shutil.copy(pip, context / "wheels" / "pip.whl")
+        shutil.copy(ROOT / "images/engine/Dockerfile", context)
+        progress.start(f"Building {name} with {tool.kind}", "some minutes")
+        revision = hashlib.sha256(plugin.read_bytes()).hexdigest()[:12]
+        tool.build(context, name, {"BASE": base, "REVISION": revision})
+        tool.save(name, Path(scratch) / "image.tar")
+        tool.remove(name)
+        rename(Path(scratch) / "image.tar", name, archive)
+        progress.finish()
+    return name
+
+
 def _version(project: Path = ROOT) -> str:
     version: str = tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"]
     return version
@@ -156,6 +218,13 @@ def main() -> None:
         file = target / f"{name.rpartition('/')[2].partition(':')[0]}.tar"
         rename(archive, name, file)
         print(f"{name}\t{file.relative_to(ROOT)}")
+    plugin = wheel(target, progress)
+    print(f"{plugin.name}\t{plugin.relative_to(ROOT)}")
+    if base := os.environ.get(ENGINE_BASE):
+        file = target / "specserve-engine.tar"
+        print(f"{engine(base, plugin, file, progress)}\t{file.relative_to(ROOT)}")
+    else:
+        print(f"No engine image: set {ENGINE_BASE} to an SGLang image to build it upon.")
 
 
 if __name__ == "__main__":
