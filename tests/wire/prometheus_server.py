@@ -166,3 +166,8 @@ def _ready(server: PrometheusServer) -> bool:
             return bool(answer.status == 200)
     except HTTPError as error:
         return error.code == 401
+
+
+if __name__ == "__main__":
+    # For tests that are to run without a network later.
+    binary()
