@@ -264,11 +264,13 @@ def main() -> None:
     """Run from the command line."""
     cli = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     cli.add_argument("--ci", action="store_true", help="the newest version only, and less of it")
-    cli.add_argument("--only", help="names of plans as in the files, separated by commas")
+    cli.add_argument(
+        "--only", default="", help="names of plans as in the files, separated by commas"
+    )
     options = cli.parse_args()
     plans = CI if options.ci else FULL
-    if options.only:
-        plans = tuple(plan for plan in plans if plan.name in options.only.split(","))
+    if only := {*filter(None, options.only.split(","))}:
+        plans = tuple(plan for plan in plans if plan.name in only)
     # With the network, and before engines take the cores.
     for version in {plan.version for plan in plans} | {NEWEST}:
         environment.prepare(version)
