@@ -60,7 +60,7 @@ test-integration: binaries ## The operator against a real API server; tests play
 .PHONY: test-e2e
 test-e2e: binaries ## Real containers on a real kubelet: cluster, demo, Helm; needs root
 	@mkdir -p build/test
-	$(pytest) tests/e2e --junitxml=build/test/e2e.xml
+	$(pytest) tests/e2e --ignore=tests/e2e/test_engine.py --junitxml=build/test/e2e.xml
 
 .PHONY: test-engine
 test-engine: venv ## The plugin in real SGLang on CPUs: each proved version, one and two ranks
@@ -74,6 +74,11 @@ test-engine-ci: venv ## The part of test-engine that every commit is tried with
 e2e: binaries ## The life of a Helm installation on a real kubelet (SPECSERVE_EXISTING_CLUSTER=1: on yours)
 	@mkdir -p build/test
 	$(pytest) tests/e2e/test_helm.py --junitxml=build/test/helm.xml
+
+.PHONY: e2e-engine
+e2e-engine: binaries ## Real SGLang on CPUs under the operator, on a real kubelet; needs root
+	@mkdir -p build/test
+	$(pytest) tests/e2e/test_engine.py --junitxml=build/test/e2e-engine.xml
 
 .PHONY: lint
 lint: venv ## ruff, mypy strict, import contracts
