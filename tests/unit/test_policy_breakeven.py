@@ -235,7 +235,7 @@ def test_the_table_is_not_monotonic_where_the_curve_is_not():
 
 def test_a_jump_of_the_load_is_followed_by_the_table_without_a_flip():
     policy = rule(breakEven={"probeBudgetPermille": 0})
-    world = World(policy, ONE_GPU, batch=8, accept=2.5, curve=curve(ONE_GPU))
+    world = World(policy, ONE_GPU, batch=8, accept=1.95, curve=curve(ONE_GPU))
     world.run(120)
     flips = len(world.memory.flips)
     for _ in range(20):
@@ -270,10 +270,11 @@ def test_where_the_load_has_been_of_late_only_a_clear_gain_makes_a_border():
         world.batch = (16, 34, 12, 40, 20, 60)[turn // 4 % 6]
         world.tick()
     assert len(world.switches) - settled <= 10
+    world.accept = 2.2
     for turn in range(1200):
         world.batch = (16, 200)[turn // 10 % 2]
         world.tick()
-    # At 200 off wins by far: there the engine follows its table.
+    # On wins by far at 16 and off at 200: there the engine follows its table.
     assert len(world.switches) - settled > 50
 
 
@@ -485,11 +486,11 @@ def test_a_pin_ends_what_was_under_way():
 
 @pytest.mark.parametrize(
     ("accept", "present", "after"),
-    [(1.515, 0, 0), (1.485, 3, 3), (1.57, 0, 3), (1.43, 3, 0)],
-    ids=["hardly better", "hardly worse", "clearly better", "clearly worse"],
+    [(1.503, 0, 0), (1.497, 3, 3), (1.57, 0, 3), (1.43, 3, 0), (1.48, 3, 0)],
+    ids=["hardly better", "hardly worse", "clearly better", "clearly worse", "worse for long"],
 )
 def test_only_a_clear_difference_flips(accept, present, after):
-    """Break-even is 1.5 here, so these are 1.01, 0.99, 1.05 and 0.95 of off."""
+    """Break-even is 1.5 here, so these are 1.002, 0.998, 1.05, 0.95 and 0.99 of off."""
     world = World(rule(), between((1, 1.5)), batch=32, accept=3.0 if present else 1.1)
     world.run(60)
     assert world.active() == present

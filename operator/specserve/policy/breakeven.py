@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final, Literal
 
 from specserve import api
-from specserve.policy import threshold
+from specserve.policy import pace, threshold
 from specserve.policy.acceptance import Acceptance
 from specserve.policy.curve import across
 from specserve.policy.rounds import BUCKETS, LARGEST_BATCH, bucket_of, smallest
@@ -22,10 +22,15 @@ from specserve.policy.state import Context, Memory, Sample
 OWN: Final = 10.0
 #: Factor by which the demand must change to be followed at once.
 JUMP: Final = 2.0
+#: Seconds in which the margin shrinks for a step count that stays better, and to what share.
+PATIENCE: Final = 60.0
+LEAST_MARGIN: Final = 0.2
 #: Time constant in seconds after which a load is no longer one of late.
-LATELY: Final = 60.0
+LATELY: Final = 300.0
 #: Factor by which step counts must differ in worth to be switched between by a wavering load.
-BORDER: Final = 1.15
+BORDER: Final = 1.3
+#: Factor below which a flip is a close call, which noise can turn round.
+CLOSE: Final = 1.15
 #: Time constant in seconds in which a wavering demand is evened out.
 EVENING: Final = 5.0
 #: Share by which the demand must be outside a bucket to leave it.
@@ -102,15 +107,37 @@ def acceptance_of(memory: Memory, context: Context, now: float) -> Acceptance | 
     return own
 
 
+def live(context: Context, batch: int, steps: int) -> float | None:
+    """`r_s(B)` as live engines show it: by the clock once that is sure, else by round times."""
+    paced = pace.ratio(context.paces, bucket_of(batch), steps)
+    if paced is not None and paced[1]:
+        return paced[0]
+    timed = context.knowledge.ratio(batch, steps)
+    return paced[0] if timed is None and paced is not None else timed
+
+
+def exact(context: Context, batch: int, steps: int) -> bool:
+    """Whether `live` is of this very bucket, not of one beside it."""
+    paced = pace.ratio(context.paces, bucket_of(batch), steps)
+    return paced is not None or context.knowledge.exact(batch, steps)
+
+
+def seen(context: Context, batch: int, steps: int) -> float | None:
+    """When rounds of a step count were last measured at a batch, None if they are not known."""
+    timed = context.knowledge.time(batch, steps)
+    paced = pace.find(context.paces, bucket_of(batch), steps)
+    return max((each.seen for each in (timed, paced) if each is not None), default=None)
+
+
 def ratio(context: Context, batch: int, steps: int) -> tuple[float, Source] | None:
     """`r_s(B)` from the best source there is, None if nothing is known about this batch."""
-    live = context.knowledge.ratio(batch, steps)
-    if live is not None:
-        return live, "Live"
+    known = live(context, batch, steps)
+    if known is not None:
+        return known, "Live"
     others = {
         other: known
         for other in context.steps
-        if other and (known := context.knowledge.ratio(batch, other)) is not None
+        if other and (known := live(context, batch, other)) is not None
     }
     if others:
         return across(others, steps), "Estimate"
@@ -146,24 +173,62 @@ def best(
     acceptance: Acceptance | None,
     batch: int,
     present: int,
+    margin: float | None = None,
 ) -> int:
     """The step count to have at a batch: the present one unless another is clearly better.
 
     Clearly: by the margin and one standard error of the acceptance. Step counts never timed here
     are left to probes.
+
+    Args:
+        policy: Gives the margin if none is given.
+        context: What is known of rounds.
+        acceptance: The traffic's.
+        batch: The batch.
+        present: The step count now.
+        margin: Share by which another must be better.
     """
+    if margin is None:
+        margin = policy.break_even.margin_percent / 100
     known = arms(context, acceptance, batch)
     if acceptance is None or not known:
         return present
     worth = value_of(known, present)
     if worth is None:
         return present
-    tried = [arm for arm in known if arm.source != "Estimate"]
-    challenger = max(((arm.value, arm.steps) for arm in tried), default=(0.0, 0))
-    challenger = max(challenger, (1.0, 0))
+    challenger = _challenger(known)
     error = acceptance.error(max(challenger[1], present))
-    needed = worth * (1 + policy.break_even.margin_percent / 100) * (1 + error)
+    needed = worth * (1 + margin) * (1 + error)
     return challenger[1] if challenger[0] > needed else present
+
+
+def _challenger(known: tuple[Arm, ...]) -> tuple[float, int]:
+    """Worth and steps of the best step count that has been timed, off among them."""
+    timed = [(arm.value, arm.steps) for arm in known if arm.source != "Estimate"]
+    return max([*timed, (1.0, 0)])
+
+
+def compare(
+    memory: Memory, context: Context, acceptance: Acceptance | None, base: Tiers, now: float
+) -> Memory:
+    """Remember since when another step count has been better at the present batch."""
+    known = arms(context, acceptance, memory.bucket)
+    present = steps_at(base, memory.bucket)
+    worth = value_of(known, present)
+    value, steps = _challenger(known)
+    if not known or worth is None or value <= worth:
+        return memory if memory.better is None else replace(memory, better=None)
+    if memory.better is not None and memory.better[0] == steps:
+        return memory
+    return replace(memory, better=(steps, now))
+
+
+def margin(policy: api.Policy, memory: Memory, now: float) -> float:
+    """The margin at the present batch: what has been better for long need not be much better."""
+    full = policy.break_even.margin_percent / 100
+    if memory.better is None:
+        return full
+    return full * max(LEAST_MARGIN, 1 - (now - memory.better[1]) / PATIENCE)
 
 
 def default(policy: api.Policy, context: Context) -> Tiers:
@@ -180,6 +245,8 @@ def table(
     acceptance: Acceptance | None,
     base: Tiers,
     largest: int,
+    present: int,
+    patient: float,
 ) -> Tiers:
     """The best step count of each bucket, made from the table before.
 
@@ -189,12 +256,16 @@ def table(
         acceptance: The traffic's.
         base: The table before.
         largest: Largest batch of a rank.
+        present: The present bucket.
+        patient: The margin there.
     """
-    wanted = [
-        (smallest(bucket), best(policy, context, acceptance, bucket, steps_at(base, bucket)))
-        for bucket in BUCKETS
-        if smallest(bucket) <= largest
-    ]
+    wanted = []
+    for bucket in BUCKETS:
+        if smallest(bucket) > largest:
+            break
+        margin = patient if bucket == present else None
+        steps = best(policy, context, acceptance, bucket, steps_at(base, bucket), margin)
+        wanted.append((smallest(bucket), steps))
     return merged(wanted)
 
 

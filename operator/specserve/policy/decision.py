@@ -47,17 +47,29 @@ def decide(
         The verdict, and the memory for the next call.
     """
     new = sample is not None and evidence.is_new(memory, sample)
-    memory = _update(policy, memory, sample, new, now)
+    memory = _update(policy, memory, sample, new, now, context.ranks)
+    if memory.paces.known:
+        context = replace(context, paces=memory.paces.known)
     verdict, memory = _judge(policy, memory, sample, new, now, context)
     if verdict.mode is None:
         return verdict, memory
     setting = verdict.setting or _plain(policy, memory, context, verdict.mode)
     verdict = replace(verdict, setting=setting)
-    return verdict, (memory if memory.ordered == setting else replace(memory, ordered=setting))
+    if memory.ordered == setting:
+        return verdict, memory
+    batch = max(1, round(memory.batch or 1))
+    if memory.ordered is None or memory.ordered.steps_for(batch) != setting.steps_for(batch):
+        memory = replace(memory, turned=now)
+    return verdict, replace(memory, ordered=setting)
 
 
 def _update(
-    policy: api.Policy, memory: Memory, sample: Sample | None, new: bool, now: float
+    policy: api.Policy,
+    memory: Memory,
+    sample: Sample | None,
+    new: bool,
+    now: float,
+    ranks: int,
 ) -> Memory:
     """Take in what is new before anything is judged."""
     if memory.since > now:
@@ -68,7 +80,7 @@ def _update(
     elif memory.heard is None and memory.waiting is None:
         memory = replace(memory, waiting=now)
     if sample is not None:
-        memory = evidence.read(policy, memory, sample, now)
+        memory = evidence.read(policy, memory, sample, now, ranks)
     watch = trial.thawed(memory.watch, sample, now)
     return memory if watch is memory.watch else replace(memory, watch=watch)
 
@@ -174,7 +186,9 @@ def _weigh(
     if looked is not None or memory.weighed != weighed or not memory.tiers:
         largest = breakeven.largest_batch(context, sample)
         table = memory.table or breakeven.default(policy, context)
-        table = breakeven.table(policy, context, acceptance, table, largest)
+        memory = breakeven.compare(memory, context, acceptance, table, now)
+        patient = breakeven.margin(policy, memory, now)
+        table = breakeven.table(policy, context, acceptance, table, largest, bucket, patient)
         tiers = breakeven.sent(context, acceptance, table, (low, high), bucket, largest)
         memory = replace(memory, table=table, tiers=tiers, weighed=weighed)
     steps = breakeven.steps_at(memory.tiers, bucket)
@@ -230,7 +244,7 @@ def _turn(
     present = ordered.steps_for(max(1, round(memory.batch or 1)))
     before, after = breakeven.value_of(known, present), breakeven.value_of(known, steps)
     predicted = after / before if before and after else None
-    close = predicted is not None and predicted < breakeven.BORDER
+    close = predicted is not None and predicted < breakeven.CLOSE
     refused = _refusal(policy, memory, new, now)
     if refused is None and close:
         refused = guard.unrest(policy, memory, now)
@@ -305,7 +319,7 @@ def _looked(
         return replace(verdict, probe=True), replace(memory, flips=flips)
     predicted = here / there if here and there else None
     watch = trial.begin(memory.watch, looked.back, now, predicted)
-    if predicted is not None and predicted < breakeven.BORDER:
+    if predicted is not None and predicted < breakeven.CLOSE:
         memory = guard.stirred(memory, now)
     # The step count looked at runs already: its flip was counted when the probe began.
     mode: Mode = "On" if steps else "Off"

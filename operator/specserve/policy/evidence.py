@@ -58,7 +58,7 @@ def learn(memory: Memory, sample: Sample) -> Memory:
     )
 
 
-def read(policy: api.Policy, memory: Memory, sample: Sample, now: float) -> Memory:
+def read(policy: api.Policy, memory: Memory, sample: Sample, now: float, ranks: int = 1) -> Memory:
     """Take in what a newer read-back says of drafts accepted and tokens won.
 
     Acceptance is not judged in the grace after a cold off, and absent counts are unknown, not
@@ -85,7 +85,18 @@ def read(policy: api.Policy, memory: Memory, sample: Sample, now: float) -> Memo
         length=acceptance.length(len(acceptance.survival)) if acceptance and verifies else None,
         probing=memory.probing.active is not None,
     )
-    return replace(memory, read=rounds.at, counts=counts, ineffective=ineffective, watch=watch)
+    paces = memory.paces
+    if memory.ordered is not None:
+        steps = memory.ordered.steps_for(-(-sample.running // max(ranks, 1)))
+        paces = paces.learn(rounds, sample.running, steps, ranks, memory.turned)
+    return replace(
+        memory,
+        read=rounds.at,
+        counts=counts,
+        ineffective=ineffective,
+        watch=watch,
+        paces=paces,
+    )
 
 
 def crashed(memory: Memory, now: float) -> Memory:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from specserve import api
-from specserve.policy import breakeven, guard
+from specserve.policy import breakeven, guard, pace
 from specserve.policy.acceptance import Acceptance
 from specserve.policy.rounds import bucket_of
 from specserve.policy.state import (
@@ -39,6 +39,8 @@ LONGEST: Final = (2.0, 6.0)
 SETTLED: Final = 3.0
 #: Time in seconds that a probe is reckoned to take before it begins.
 TYPICAL: Final = 1.0
+#: Seconds of a probe after which its pace will do where no round was undisturbed.
+PACED: Final = 1.5
 #: Time in seconds from a probe to the next that learns what a round takes.
 LEARN_WAIT: Final = 10.0
 #: Share of throughput that a step count loses of which nothing is known.
@@ -127,7 +129,7 @@ def _look_on(
     wait: float,
 ) -> Look | None:
     """What to look at while off."""
-    if context.knowledge.time(batch, 0) is None:
+    if breakeven.seen(context, batch, 0) is None:
         return None  # it is being learnt
     deepest = context.deepest
     known = {
@@ -152,14 +154,14 @@ def _look_on(
         return deepest, "Renew", f"acceptance was last seen {ago} ago"
     if acceptance.batch is not None and not 1 / MOVED < acceptance.batch / batch < MOVED:
         return deepest, "Moved", f"acceptance was seen at {round(acceptance.batch)} in flight"
-    if context.knowledge.ratio(batch, deepest) is None:
+    if breakeven.live(context, batch, deepest) is None:
         return deepest, "Learn", "the curve has not been checked here"
     return None
 
 
 def _borrowed(context: Context, acceptance: Acceptance, batch: int, steps: int) -> bool:
     """Whether a decision that could fall either way rests on rounds of another bucket."""
-    if context.knowledge.ratio(batch, steps) is None or context.knowledge.exact(batch, steps):
+    if breakeven.live(context, batch, steps) is None or breakeven.exact(context, batch, steps):
         return False
     arm = breakeven.weigh(context, acceptance, batch, steps)
     return arm is not None and 1 / NEARLY < arm.value < NEARLY
@@ -174,16 +176,15 @@ def _look_else(
     present: int,
 ) -> Look | None:
     """What to look at while on."""
-    knowledge = context.knowledge
-    if knowledge.time(batch, present) is None or acceptance is None:
+    if breakeven.seen(context, batch, present) is None or acceptance is None:
         return None  # it is being learnt
-    if knowledge.ratio(batch, present) is None:
+    if breakeven.live(context, batch, present) is None:
         return 0, "Learn", "what a plain round takes here is not known"
     if _borrowed(context, acceptance, batch, present):
         return 0, "Learn", "what a round takes is known beside this batch only"
     arm = breakeven.weigh(context, acceptance, batch, present)
-    plain = knowledge.time(batch, 0)
-    if arm is not None and arm.value < SAFE and (plain is None or now - plain.seen > AGED):
+    plain = breakeven.seen(context, batch, 0)
+    if arm is not None and arm.value < SAFE and (plain is None or now - plain > AGED):
         return 0, "Renew", "what a plain round takes here was last seen long ago"
     worth = 1.0 if arm is None else arm.value
     return _untried(
@@ -222,7 +223,10 @@ def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: fl
         return True
     batch = memory.bucket or bucket_of(math.ceil(breakeven.demand_of(context, sample)))
     timed = context.knowledge.time(batch, probe.steps)
-    fresh = timed is not None and timed.seen > probe.began
+    paced = pace.find(context.paces, batch, probe.steps)
+    fresh = (timed is not None and timed.seen > probe.began) or (
+        paced is not None and paced.seen - probe.began >= PACED and lasted >= PACED
+    )
     # A round time known from before will do where only the acceptance was asked for.
     if not fresh and not (probe.kind != "Learn" and probe.steps and timed is not None):
         return False

@@ -7,6 +7,7 @@ from typing import Final, Literal, Self
 from specserve.policy.acceptance import Counts
 from specserve.policy.curve import Curve
 from specserve.policy.knowledge import Knowledge
+from specserve.policy.pace import Pace, Paces
 from specserve.policy.rounds import Rounds
 
 Mode = Literal["On", "Off"]
@@ -71,6 +72,7 @@ class Context:
         curve: A curve known beforehand, None if there is none.
         knowledge: What the pods of the SpecServe have learnt together.
         may_probe: Whether a probe may begin; no when another pod is at it.
+        paces: The pod's own; `decide` takes them from its memory.
         demand: Requests running and queued in a mean pod of the SpecServe, where the fleet's
             load decides; None where the pod's own does.
     """
@@ -80,6 +82,7 @@ class Context:
     curve: Curve | None = None
     knowledge: Knowledge = field(default_factory=Knowledge)
     may_probe: bool = True
+    paces: tuple[Pace, ...] = ()
     demand: tuple[float, float] | None = None
 
     def load(self, sample: Sample) -> tuple[int, int]:
@@ -231,11 +234,15 @@ class Memory:
         ineffective: Read-backs in a row with traffic and hardly any draft accepted.
         crashes: Times at which the engine ended while it speculated, within the last hour.
         crashed: Whether that happened too often to speculate again.
+        paces: What rounds take by the clock.
+        turned: When the steps of the present batch last changed.
         ordered: What the last verdict had the engine do, None before the first.
         batch: The demand on one data-parallel rank, evened out; None before the first.
         settled: When it was last evened out.
         bucket: Its batch bucket, left only for a clear reason; 0 before the first.
         range: Smallest and largest demand of late, drifting towards the present one.
+        better: The step count that has been better than the present one at this batch, and since
+            when; None if none is.
         unrest: Flips of late that were close calls; each doubles the dwell of the next such.
         unrested: When `unrest` last changed.
         table: What the BreakEven strategy holds best by batch, as tiers; empty before the first.
@@ -261,11 +268,14 @@ class Memory:
     ineffective: int = 0
     crashes: tuple[float, ...] = ()
     crashed: bool = False
+    paces: Paces = field(default_factory=Paces)
+    turned: float = -math.inf
     ordered: Setting | None = None
     batch: float | None = None
     settled: float = -math.inf
     bucket: int = 0
     range: tuple[float, float] = (1.0, 1.0)
+    better: tuple[int, float] | None = None
     unrest: int = 0
     unrested: float = -math.inf
     table: tuple[tuple[int, int], ...] = ()
@@ -321,6 +331,7 @@ class Memory:
             read=None,
             counts=replace(self.counts, base=None),
             weighed=None,
+            paces=replace(self.paces, base=None),
             probing=replace(self.probing, active=None),
             watch=Watch(frozen=self.watch.frozen),
         )
