@@ -1,0 +1,129 @@
+"""What a round takes by the clock: prefills, joins and all, from counts between two read-backs.
+
+Round times are medians of rounds that nothing disturbed; in a large batch of short answers hardly
+any round is undisturbed, and what disturbs them is not the same with and without drafts. A pace
+is the other measure: time times requests over the request-rounds counted in it. Two paces compare
+what two step counts win by the clock, so where both have been kept up long enough their quotient
+is the break-even that counts; until then undisturbed rounds tell sooner.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from specserve.policy.rounds import Rounds, bucket_of
+
+#: Seconds after a change of steps that are not counted: the engine is still taking it over.
+TURNING: Final = 0.2
+#: Largest relative change of the batch within an interval that is counted.
+STEADY: Final = 0.15
+#: Seconds that a pace remembers.
+MEMORY: Final = 20.0
+#: Seconds behind both paces from which their quotient is taken before that of round times.
+TRUSTED: Final = 4.0
+#: Most paces that are kept.
+KEPT: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The pace of one batch bucket and step count.
+
+    Attributes:
+        bucket: Batch bucket of one data-parallel rank.
+        steps: Draft steps.
+        seconds: Time of a round.
+        behind: Seconds of decoding behind it, at most `MEMORY`.
+        seen: When it was last measured.
+    """
+
+    bucket: int
+    steps: int
+    seconds: float
+    behind: float
+    seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Where the present interval began.
+
+    Attributes:
+        at: When.
+        running: Requests running then.
+        steps: Steps in force.
+        count: Request-rounds counted until then.
+    """
+
+    at: float
+    running: int
+    steps: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paces:
+    """The paces of one engine.
+
+    Attributes:
+        base: Where the present interval began, None if it must begin anew.
+        known: The paces, the newest last.
+    """
+
+    base: Base | None = None
+    known: tuple[Pace, ...] = ()
+
+    def learn(self, rounds: Rounds, running: int, steps: int, ranks: int, turned: float) -> Self:
+        """Take in a read-back.
+
+        Args:
+            rounds: The read-back.
+            running: Requests running in the pod.
+            steps: Steps in force.
+            ranks: Data-parallel ranks that share the requests.
+            turned: When the steps last changed.
+        """
+        count = _count(rounds, steps)
+        if count is None or running == 0 or rounds.at < turned + TURNING:
+            return replace(self, base=None)
+        base, begin = self.base, Base(rounds.at, running, steps, count)
+        if (
+            base is None
+            or base.steps != steps
+            or base.at < turned + TURNING
+            or count <= base.count
+            or abs(running / base.running - 1) > STEADY
+        ):
+            return replace(self, base=begin)
+        lasted = rounds.at - base.at
+        batch = (running + base.running) / 2
+        seconds = lasted * batch / (count - base.count)
+        bucket = bucket_of(-(-running // max(ranks, 1)))
+        others = [p for p in self.known if (p.bucket, p.steps) != (bucket, steps)]
+        old = find(self.known, bucket, steps)
+        behind = lasted if old is None else min(MEMORY, old.behind + lasted)
+        if old is not None:
+            seconds = old.seconds + (seconds - old.seconds) * min(1.0, lasted / behind)
+        new = Pace(bucket, steps, seconds, behind, rounds.at)
+        return replace(self, base=begin, known=(*others[-KEPT + 1 :], new))
+
+
+def find(known: Iterable[Pace], bucket: int, steps: int) -> Pace | None:
+    """The pace of a bucket and step count, None if it is not known."""
+    return next((p for p in known if (p.bucket, p.steps) == (bucket, steps)), None)
+
+
+def ratio(known: Iterable[Pace], bucket: int, steps: int) -> tuple[float, bool] | None:
+    """`r_s(B)` by the clock and whether it is to be trusted; None unless both paces are known."""
+    paces = tuple(known)
+    on, off = find(paces, bucket, steps), find(paces, bucket, 0)
+    if on is None or off is None:
+        return None
+    return on.seconds / off.seconds, min(on.behind, off.behind) >= TRUSTED
+
+
+def _count(rounds: Rounds, steps: int) -> int | None:
+    """Request-rounds so far: verifies while on; off wins a token in each."""
+    if not steps:
+        return rounds.tokens_total
+    return next((entry.verifies for entry in rounds.acceptance if entry.steps == steps), None)
