@@ -255,7 +255,7 @@ def _turn(
     memory = replace(
         guard.stirred(memory, now) if close else memory,
         watch=trial.begin(memory.watch, ordered, now, predicted),
-        probing=probe.restarted(memory.probing, now),
+        probing=memory.probing if close else probe.restarted(memory.probing, now),
         tabled=now,
     )
     return replace(verdict, flip=True), _flipped(memory, "On" if steps else "Off", now, counted=1)
@@ -312,14 +312,15 @@ def _looked(
     there = breakeven.value_of(known, before)
     loss = 1 - here / there if here and there else probe.UNKNOWN_LOSS
     changed = steps != before
-    probing = probe.ended(policy, memory.probing, now, loss=loss, changed=changed)
+    predicted = here / there if here and there else None
+    close = predicted is not None and predicted < breakeven.CLOSE
+    probing = probe.ended(policy, memory.probing, now, loss=loss, changed=changed and not close)
     memory = replace(memory, probing=probing, tabled=now)
     if not changed:
         flips = (*guard.recent(memory.flips, now), now)
         return replace(verdict, probe=True), replace(memory, flips=flips)
-    predicted = here / there if here and there else None
     watch = trial.begin(memory.watch, looked.back, now, predicted)
-    if predicted is not None and predicted < breakeven.CLOSE:
+    if close:
         memory = guard.stirred(memory, now)
     # The step count looked at runs already: its flip was counted when the probe began.
     mode: Mode = "On" if steps else "Off"
