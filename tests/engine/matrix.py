@@ -21,6 +21,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -52,6 +53,8 @@ OUT = REPOSITORY / "build/engine"
 ALONE = "SPECSERVE_TESTS_ALONE"
 STREAMS = 4
 TOKENS = 250
+FEWER_TOKENS = 120
+ORDERS = 10
 REMOVED = upstream.SCHEDULER_GET
 REFUSAL_SECONDS = 120
 
@@ -181,7 +184,7 @@ class Trial:
             record["contract"] = await contract(launch.address, OUT / f"{self.plan.name}.xml")
             assert record["contract"]["failed"] == 0, record["contract"]
         with case("acceptance"):
-            record["acceptLength"] = await measure.acceptance(engine, prompts, TOKENS)
+            record["acceptLength"] = await measure.acceptance(engine, prompts, FEWER_TOKENS)
         with case("an idle engine keeps its steps"):
             await measure.idle(engine)
         with case("flips under streams"):
@@ -189,7 +192,7 @@ class Trial:
                 engine, streams, count=self.plan.flips, tokens=TOKENS
             )
         with case("orders to a crowded engine"):
-            record["crowded"] = await measure.crowded(engine, prompts, TOKENS, 10)
+            record["crowded"] = await measure.crowded(engine, prompts, TOKENS, ORDERS)
         with case("a lease runs out"):
             record["leaseExpired"] = await faults.expired(engine, streams)
         with case("a silent rank"):
@@ -276,6 +279,8 @@ def main() -> None:
         environment.prepare(version)
     trained.prepare()
     alone()
+    # Engines are sessions of their own: whoever ends this must not leave them behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     failed = asyncio.run(carry_out(plans))
     for name, why in failed.items():
         print(f"FAILED {name}: {why}", file=sys.stderr)
