@@ -55,7 +55,8 @@ class Steered:
 
     Attributes:
         shown: Whether the engine speculates as it is told to the outside: probes left out.
-        looking: Whether the last order was a probe's, or the way back from one.
+        looking: Whether what the engine does was ordered by a probe, or as the way back from one.
+        epoch_shown: The largest epoch as it is told to the outside: probes left out.
         quiet_until: Until then a probe may still show in what the engine reports.
         strayed_at: When the engine began to follow its table to another mode than `shown`.
         born: When the engine process was found to be another one than before, 0 if it was not.
@@ -93,6 +94,7 @@ class Steered:
     switched_why: str = ""
     shown: bool | None = None
     looking: bool = False
+    epoch_shown: int = 0
     quiet_until: float = 0.0
     strayed_at: float | None = None
     accept: float | None = None
@@ -103,11 +105,11 @@ class Steered:
         """Whether the engine speculates, probes left out; None if that is not known."""
         if self.readback is None:
             return None
-        if now < self.quiet_until:
+        if now < self.quiet_until or (self.looking and self.difference is not None):
             return self.shown
-        tabled = self.readback.get("mode") == "tiers" and self.wanted is not None
-        if tabled and self.difference is None:
-            return self.shown
+        wanted = self.wanted or {}
+        if self.readback.get("mode") == wanted.get("mode") == "tiers":
+            return self.shown  # which part of a table holds is a matter of the load
         return directive.is_on(self.readback)
 
     @property
@@ -138,7 +140,7 @@ class Steered:
         self.sample_failures = 0
         self.control_failures = 0
         self.retry_at = 0.0
-        self.epoch = 0
+        self.epoch = self.epoch_shown = 0
         self.lease_until = 0.0
         self.unproved = None
         self.untaken = False
@@ -183,7 +185,7 @@ class Steered:
             unreachable=policy.unreachable(patient, sample.capacity)
             if patient is not None and sample is not None and sample.capacity is not None
             else None,
-            epoch=self.epoch,
+            epoch=self.epoch_shown,
             capacity=None if sample is None else sample.capacity,
             cache_tokens=self.cache_tokens,
             accept=None if self.accept is None else round(self.accept, 1),

@@ -530,6 +530,9 @@ class Regulator:
         steered.read_at = now
         steered.read_wanted = steered.unsure = False
         steered.epoch = max(steered.epoch, _epoch(answer))
+        sent = steered.unproved
+        if not steered.looking and not (sent is not None and sent.verdict.probe):
+            steered.epoch_shown = steered.epoch
         lease = answer.get("lease") or {}
         ours = lease.get("holder") == self._holder
         steered.lease_until = now + float(lease.get("remainingSeconds") or 0) if ours else 0.0
@@ -653,7 +656,6 @@ class Regulator:
                 announce=ours or steered.control_error is not None,
                 tabled=steered.readback.get("mode") == "tiers",
             )
-            steered.looking = verdict.probe
         body = directive.body(
             steered.wanted,
             pod_uid=steered.pod.uid,
@@ -719,8 +721,10 @@ class Regulator:
         steered.unproved = None
         if answer["epoch"] != sent.epoch or directive.matches(answer, sent.setting) is not None:
             return
+        steered.looking = sent.verdict.probe
         if sent.verdict.probe:
             return  # a short look is no switch, and neither is the way back from it
+        steered.epoch_shown = steered.epoch
         on = sent.verdict.mode == "On"
         following = sent.tabled and answer.get("mode") == "tiers" and not sent.verdict.flip
         if following and steered.shown is not None:

@@ -215,7 +215,7 @@ class Loop(RuleBasedStateMachine):
         if mode != "Auto":
             assert told.wanted == mode
             assert (engine.active_steps > 0) is (mode == "On")
-        elif not self.probing:
+        elif self.policy["scope"] == "Pod" and not self.probing:
             assert (engine.active_steps > 0) is told.on
 
     @property
