@@ -232,7 +232,9 @@ def _cells(group: Mapping[str, Any], at: float) -> Iterable[Cell]:
         if None not in (now, bucket, steps, seconds, seen) and bucket >= 1 and seconds > 0:
             age = max(0.0, now - seen)
             count = int(stat.get("rounds") or 0)
-            yield Cell(int(bucket), int(steps), count, float(seconds), at - age)
+            won = count * float(stat.get("acceptLength") or 0.0)
+            batch = float(stat.get("tokens") or 0) / won if won > 0 else None
+            yield Cell(int(bucket), int(steps), count, float(seconds), at - age, batch or None)
 
 
 def _accepted(group: Mapping[str, Any]) -> Iterable[Accepted]:

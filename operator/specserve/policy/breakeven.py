@@ -99,6 +99,12 @@ def settle(memory: Memory, context: Context, sample: Sample, now: float) -> Memo
     return replace(memory, batch=batch, settled=now, bucket=bucket)
 
 
+def batch_of(memory: Memory) -> int:
+    """The batch that decisions are about, within its bucket."""
+    evened = max(1, round(memory.batch or 1))
+    return min(max(evened, smallest(memory.bucket)), memory.bucket) if memory.bucket else evened
+
+
 def acceptance_of(memory: Memory, context: Context, now: float) -> Acceptance | None:
     """The traffic's acceptance: the pod's own while it is fresh, else the newest of any pod."""
     own, other = memory.counts.acceptance, context.knowledge.acceptance
@@ -212,7 +218,7 @@ def compare(
     memory: Memory, context: Context, acceptance: Acceptance | None, base: Tiers, now: float
 ) -> Memory:
     """Remember since when another step count has been better at the present batch."""
-    known = arms(context, acceptance, memory.bucket)
+    known = arms(context, acceptance, batch_of(memory))
     present = steps_at(base, memory.bucket)
     worth = value_of(known, present)
     value, steps = _challenger(known)
@@ -245,7 +251,7 @@ def table(
     acceptance: Acceptance | None,
     base: Tiers,
     largest: int,
-    present: int,
+    present: tuple[int, int],
     patient: float,
 ) -> Tiers:
     """The best step count of each bucket, made from the table before.
@@ -256,15 +262,18 @@ def table(
         acceptance: The traffic's.
         base: The table before.
         largest: Largest batch of a rank.
-        present: The present bucket.
+        present: The present bucket, and the batch in it.
         patient: The margin there.
     """
     wanted = []
     for bucket in BUCKETS:
         if smallest(bucket) > largest:
             break
-        margin = patient if bucket == present else None
-        steps = best(policy, context, acceptance, bucket, steps_at(base, bucket), margin)
+        now = steps_at(base, bucket)
+        if bucket == present[0]:
+            steps = best(policy, context, acceptance, present[1], now, patient)
+        else:
+            steps = best(policy, context, acceptance, bucket, now)
         wanted.append((smallest(bucket), steps))
     return merged(wanted)
 

@@ -57,7 +57,7 @@ def decide(
     verdict = replace(verdict, setting=setting)
     if memory.ordered == setting:
         return verdict, memory
-    batch = max(1, round(memory.batch or 1))
+    batch = breakeven.batch_of(memory)
     if memory.ordered is None or memory.ordered.steps_for(batch) != setting.steps_for(batch):
         memory = replace(memory, turned=now)
     return verdict, replace(memory, ordered=setting)
@@ -180,7 +180,7 @@ def _weigh(
     looked = memory.probing.active
     acceptance = breakeven.acceptance_of(memory, context, now)
     memory = breakeven.settle(memory, context, sample, now)
-    bucket, batch = memory.bucket, max(1, round(memory.batch or 1))
+    bucket, batch = memory.bucket, breakeven.batch_of(memory)
     low, high = (bucket_of(math.ceil(end)) for end in memory.range)
     weighed = (memory.read, bucket, low, high)
     if looked is not None or memory.weighed != weighed or not memory.tiers:
@@ -188,11 +188,13 @@ def _weigh(
         table = memory.table or breakeven.default(policy, context)
         memory = breakeven.compare(memory, context, acceptance, table, now)
         patient = breakeven.margin(policy, memory, now)
-        table = breakeven.table(policy, context, acceptance, table, largest, bucket, patient)
+        table = breakeven.table(
+            policy, context, acceptance, table, largest, (bucket, batch), patient
+        )
         tiers = breakeven.sent(context, acceptance, table, (low, high), bucket, largest)
         memory = replace(memory, table=table, tiers=tiers, weighed=weighed)
     steps = breakeven.steps_at(memory.tiers, bucket)
-    known = breakeven.arms(context, acceptance, bucket)
+    known = breakeven.arms(context, acceptance, batch)
     if known:
         code, why = breakeven.words(known, steps, batch)
     else:
@@ -241,7 +243,7 @@ def _turn(
     ordered: Setting,
 ) -> tuple[Verdict, Memory]:
     """Flip to the steps of a verdict, unless something forbids it."""
-    present = ordered.steps_for(max(1, round(memory.batch or 1)))
+    present = ordered.steps_for(breakeven.batch_of(memory))
     before, after = breakeven.value_of(known, present), breakeven.value_of(known, steps)
     predicted = after / before if before and after else None
     close = predicted is not None and predicted < breakeven.CLOSE
@@ -307,7 +309,7 @@ def _looked(
     now: float,
 ) -> tuple[Verdict, Memory]:
     """End a probe by what it has told."""
-    before = looked.back.steps_for(max(1, round(memory.batch or 1)))
+    before = looked.back.steps_for(breakeven.batch_of(memory))
     here = breakeven.value_of(known, looked.steps)
     there = breakeven.value_of(known, before)
     loss = 1 - here / there if here and there else probe.UNKNOWN_LOSS
@@ -344,6 +346,7 @@ def _without_draft(
     policy: api.Policy, memory: Memory, sample: Sample, now: float, context: Context
 ) -> tuple[Verdict, Memory]:
     """Stay off while the draft wins nothing, and look again now and then."""
+    memory = breakeven.settle(memory, context, sample, now)
     looked = memory.probing.active
     if looked is not None:
         memory = _withdraw(policy, memory, looked, now)

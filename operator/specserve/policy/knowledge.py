@@ -28,10 +28,14 @@ class Time:
     Attributes:
         seconds: Median.
         seen: When the newest round behind it ended, seconds on the operator's clock.
+        batch: Mean batch of the rounds behind it.
+        rounds: How many they are.
     """
 
     seconds: float
     seen: float
+    batch: float
+    rounds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,9 @@ class Knowledge:
                 continue
             old = self._known(cell.steps, cell.bucket)
             if old is None or cell.seen > old.seen:
-                times.setdefault(cell.steps, {})[cell.bucket] = Time(cell.seconds, cell.seen)
+                times.setdefault(cell.steps, {})[cell.bucket] = Time(
+                    cell.seconds, cell.seen, cell.batch or float(cell.bucket), cell.rounds
+                )
         if not times:
             return self
         merged = dict(self.times)
@@ -75,37 +81,42 @@ class Knowledge:
             return self
         return replace(self, acceptance=acceptance)
 
-    def time(self, batch: int, steps: int) -> Time | None:
-        """The time of a round of a batch's bucket, interpolated if need be; None if not known."""
-        bucket = bucket_of(batch)
-        row = self.times.get(steps, ())
-        right = bisect_left(row, bucket, key=_bucket)
-        if right < len(row) and row[right][0] == bucket:
-            return row[right][1]
-        if right == 0 or right == len(row):
-            return None
-        (low, below), (high, above) = row[right - 1], row[right]
-        if high > low * SPAN:
-            return None
-        share = math.log(bucket / low) / math.log(high / low)
-        seconds = below.seconds ** (1 - share) * above.seconds**share
-        return Time(seconds, min(below.seen, above.seen))
+    def time(self, batch: float, steps: int) -> Time | None:
+        """The time of a round at a batch; None if it is not known.
 
-    def ratio(self, batch: int, steps: int) -> float | None:
+        Interpolated between the mean batches of the rounds that were seen: within a bucket rounds
+        grow with the batch, and two step counts may have been seen at different ends of it.
+        """
+        row = self.times.get(steps, ())
+        right = bisect_left(row, batch, key=_batch)
+        above = row[right][1] if right < len(row) else None
+        below = row[right - 1][1] if right else None
+        if above is not None and below is not None and above.batch <= below.batch * SPAN:
+            share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
+            return Time(
+                below.seconds ** (1 - share) * above.seconds**share,
+                min(below.seen, above.seen),
+                batch,
+                min(below.rounds, above.rounds),
+            )
+        bucket = bucket_of(math.ceil(batch))
+        return next((time for known, time in row if known == bucket), None)
+
+    def ratio(self, batch: float, steps: int) -> float | None:
         """Live `r_s(B)`; None unless both arms were timed at this batch or at one bucket near it.
 
-        The two times are always of one bucket: of different ones they would compare batches.
+        The two times are always of one batch: of different ones they would compare batches.
         """
-        bucket = bucket_of(batch)
+        bucket = bucket_of(math.ceil(batch))
         place = bisect_left(BUCKETS, bucket)
         beside = BUCKETS[max(place - 1, 0) : place + 2]
-        for known in (bucket, *(each for each in beside if each != bucket)):
+        for known in (batch, *(each for each in beside if each != bucket)):
             on, off = self.time(known, steps), self.time(known, 0)
             if on is not None and off is not None:
                 return on.seconds / off.seconds
         return None
 
-    def exact(self, batch: int, steps: int) -> bool:
+    def exact(self, batch: float, steps: int) -> bool:
         """Whether `ratio` is of this very bucket, not of one beside it."""
         return self.time(batch, steps) is not None and self.time(batch, 0) is not None
 
@@ -113,5 +124,5 @@ class Knowledge:
         return dict(self.times.get(steps, ())).get(bucket)
 
 
-def _bucket(entry: tuple[int, Time]) -> int:
-    return entry[0]
+def _batch(entry: tuple[int, Time]) -> float:
+    return entry[1].batch

@@ -17,6 +17,8 @@ from specserve.policy.rounds import Rounds, bucket_of
 TURNING: Final = 0.2
 #: Largest relative change of the batch within an interval that is counted.
 STEADY: Final = 0.15
+#: Largest relative difference between the batches of two paces that are compared.
+ALIKE: Final = 0.1
 #: Seconds that a pace remembers.
 MEMORY: Final = 20.0
 #: Seconds behind both paces from which their quotient is taken before that of round times.
@@ -35,6 +37,7 @@ class Pace:
         seconds: Time of a round.
         behind: Seconds of decoding behind it, at most `MEMORY`.
         seen: When it was last measured.
+        batch: Mean of the requests running meanwhile, in the pod.
     """
 
     bucket: int
@@ -42,6 +45,7 @@ class Pace:
     seconds: float
     behind: float
     seen: float
+    batch: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,10 @@ class Paces:
         old = find(self.known, bucket, steps)
         behind = lasted if old is None else min(MEMORY, old.behind + lasted)
         if old is not None:
-            seconds = old.seconds + (seconds - old.seconds) * min(1.0, lasted / behind)
-        new = Pace(bucket, steps, seconds, behind, rounds.at)
+            share = min(1.0, lasted / behind)
+            seconds = old.seconds + (seconds - old.seconds) * share
+            batch = old.batch + (batch - old.batch) * share
+        new = Pace(bucket, steps, seconds, behind, rounds.at, batch)
         return replace(self, base=begin, known=(*others[-KEPT + 1 :], new))
 
 
@@ -114,10 +120,13 @@ def find(known: Iterable[Pace], bucket: int, steps: int) -> Pace | None:
 
 
 def ratio(known: Iterable[Pace], bucket: int, steps: int) -> tuple[float, bool] | None:
-    """`r_s(B)` by the clock and whether it is to be trusted; None unless both paces are known."""
+    """`r_s(B)` by the clock and whether it is to be trusted.
+
+    None unless both paces are known, and of like loads: rounds grow with the batch in a bucket.
+    """
     paces = tuple(known)
     on, off = find(paces, bucket, steps), find(paces, bucket, 0)
-    if on is None or off is None:
+    if on is None or off is None or abs(on.batch / off.batch - 1) > ALIKE:
         return None
     return on.seconds / off.seconds, min(on.behind, off.behind) >= TRUSTED
 

@@ -6,7 +6,6 @@ None is made where no outcome could change the decision, each is paid from a cre
 as a small share of throughput, and each that changes nothing doubles the time to the next.
 """
 
-import math
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -39,6 +38,8 @@ LONGEST: Final = (2.0, 6.0)
 SETTLED: Final = 3.0
 #: Time in seconds that a probe is reckoned to take before it begins.
 TYPICAL: Final = 1.0
+#: Rounds in an engine's window that tell what a round takes.
+LEARNT_ROUNDS: Final = 20
 #: Seconds of a probe after which its pace will do where no round was undisturbed.
 PACED: Final = 1.5
 #: Time in seconds from a probe to the next that learns what a round takes.
@@ -100,7 +101,7 @@ def due(
     ):
         return None
     acceptance = breakeven.acceptance_of(memory, context, now)
-    batch = memory.bucket or bucket_of(math.ceil(breakeven.demand_of(context, sample)))
+    batch = breakeven.batch_of(memory)
     if present == 0:
         chosen = _look_on(policy, context, acceptance, batch, now, probing.wait)
     else:
@@ -221,10 +222,11 @@ def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: fl
     lasted = now - probe.began
     if lasted >= LONGEST[1 if probe.kind == "Learn" else 0] or sample.running == 0:
         return True
-    batch = memory.bucket or bucket_of(math.ceil(breakeven.demand_of(context, sample)))
+    batch = breakeven.batch_of(memory)
     timed = context.knowledge.time(batch, probe.steps)
-    paced = pace.find(context.paces, batch, probe.steps)
-    fresh = (timed is not None and timed.seen > probe.began) or (
+    paced = pace.find(context.paces, bucket_of(batch), probe.steps)
+    learnt = probe.kind != "Learn" or (timed is not None and timed.rounds >= LEARNT_ROUNDS)
+    fresh = (timed is not None and timed.seen > probe.began and learnt) or (
         paced is not None and paced.seen - probe.began >= PACED and lasted >= PACED
     )
     # A round time known from before will do where only the acceptance was asked for.

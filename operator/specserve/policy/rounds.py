@@ -44,6 +44,7 @@ class Cell:
         rounds: Rounds in the engine's window.
         seconds: Median time of a round.
         seen: When the newest of them ended, seconds on the operator's clock.
+        batch: Mean batch of the rounds, None if not known.
     """
 
     bucket: int
@@ -51,6 +52,7 @@ class Cell:
     rounds: int
     seconds: float
     seen: float
+    batch: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
