@@ -18,6 +18,10 @@ def seconds(value: float) -> str:
 
 #: Seconds without a close call after which one less is remembered.
 QUIET: Final = 600.0
+#: Seconds over which probes and close calls keep to their share of the budget.
+BURST: Final = 600.0
+#: That share; the rest is for the engine's own steps along its table.
+MODEST: Final = 0.6
 #: Most doublings of the dwell.
 MOST_UNREST: Final = 4
 
@@ -54,9 +58,21 @@ def unrest(policy: api.Policy, memory: Memory, now: float) -> tuple[str, str] | 
     dwell = policy.dwell_on_seconds if memory.mode == "On" else policy.dwell_off_seconds
     longer = dwell * 2 ** _unrest(memory, now)
     left = memory.since + longer - now
-    if left <= 0:
-        return None
-    return "Dwelling", f"a close call, dwell {seconds(left)} of {longer} s left"
+    if left > 0:
+        return "Dwelling", f"a close call, dwell {seconds(left)} of {longer} s left"
+    if not seldom(policy, memory, now, 1):
+        return "BudgetSpent", "a close call, and the flips of these ten minutes are spent"
+    return None
+
+
+def seldom(policy: api.Policy, memory: Memory, now: float, more: int) -> bool:
+    """Whether `more` flips keep to the budget's share of ten minutes.
+
+    Decisions that gain much may spend the hour's budget as they need it; probes and close calls
+    may not spend it in a burst.
+    """
+    lately = sum(at > now - BURST for at in memory.flips)
+    return lately + more <= policy.max_flips_per_hour * BURST / HOUR * MODEST
 
 
 def stirred(memory: Memory, now: float) -> Memory:

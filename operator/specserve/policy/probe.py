@@ -24,7 +24,8 @@ from specserve.policy.state import (
     Sample,
 )
 
-Look = tuple[int, Literal["Renew", "Learn", "Moved"], str]
+_LEARNING: Final = frozenset({"Learn", "Check"})
+Look = tuple[int, Literal["Renew", "Learn", "Check", "Moved"], str]
 
 #: Longest time in seconds between two probes.
 LONGEST_WAIT: Final = 480.0
@@ -112,9 +113,10 @@ def due(
     after = {
         "Renew": probing.after,
         "Learn": probing.learn_after,
+        "Check": probing.learn_after,
         "Moved": probing.moved_after,
     }
-    if now < after[kind]:
+    if now < after[kind] or (kind != "Learn" and not guard.seldom(policy, memory, now, 2)):
         return None
     if _loss(context, acceptance, batch, steps, present) * TYPICAL > credit(policy, probing, now):
         return None
@@ -146,7 +148,7 @@ def _look_on(
     if acceptance is None:
         return deepest, "Renew", "acceptance is not known"
     if _borrowed(context, acceptance, batch, deepest):
-        return deepest, "Learn", "what a round takes is known beside this batch only"
+        return deepest, "Check", "what a round takes is known beside this batch only"
     promising = _untried(context, acceptance, batch, needed)
     if promising is not None:
         return promising
@@ -156,7 +158,7 @@ def _look_on(
     if acceptance.batch is not None and not 1 / MOVED < acceptance.batch / batch < MOVED:
         return deepest, "Moved", f"acceptance was seen at {round(acceptance.batch)} in flight"
     if breakeven.live(context, batch, deepest) is None:
-        return deepest, "Learn", "the curve has not been checked here"
+        return deepest, "Check", "the curve has not been checked here"
     return None
 
 
@@ -182,7 +184,7 @@ def _look_else(
     if breakeven.live(context, batch, present) is None:
         return 0, "Learn", "what a plain round takes here is not known"
     if _borrowed(context, acceptance, batch, present):
-        return 0, "Learn", "what a round takes is known beside this batch only"
+        return 0, "Check", "what a round takes is known beside this batch only"
     arm = breakeven.weigh(context, acceptance, batch, present)
     plain = breakeven.seen(context, batch, 0)
     if arm is not None and arm.value < SAFE and (plain is None or now - plain > AGED):
@@ -220,17 +222,17 @@ def _loss(
 def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: float) -> bool:
     """Whether a probe has told enough, or has taken long enough."""
     lasted = now - probe.began
-    if lasted >= LONGEST[1 if probe.kind == "Learn" else 0] or sample.running == 0:
+    if lasted >= LONGEST[1 if probe.kind in _LEARNING else 0] or sample.running == 0:
         return True
     batch = breakeven.batch_of(memory)
     timed = context.knowledge.time(batch, probe.steps)
     paced = pace.find(context.paces, bucket_of(batch), probe.steps)
-    learnt = probe.kind != "Learn" or (timed is not None and timed.rounds >= LEARNT_ROUNDS)
+    learnt = probe.kind not in _LEARNING or (timed is not None and timed.rounds >= LEARNT_ROUNDS)
     fresh = (timed is not None and timed.seen > probe.began and learnt) or (
         paced is not None and paced.seen - probe.began >= PACED and lasted >= PACED
     )
     # A round time known from before will do where only the acceptance was asked for.
-    if not fresh and not (probe.kind != "Learn" and probe.steps and timed is not None):
+    if not fresh and not (probe.kind not in _LEARNING and probe.steps and timed is not None):
         return False
     if probe.steps == 0:
         return True
@@ -269,7 +271,7 @@ def ended(
             moved_after=now + FIRST_MOVED_WAIT,
             moved_wait=FIRST_MOVED_WAIT,
         )
-    if kind == "Learn":
+    if kind in _LEARNING:
         return replace(probing, after=max(probing.after, now + FIRST_WAIT))
     moved_after = now + probing.moved_wait
     if kind == "Moved":

@@ -106,8 +106,8 @@ class Probe:
         began: When.
         verifies: Verifies at these steps before it began.
         back: What the engine did before, and does again if the probe changes nothing.
-        kind: Renew what was known, Learn what a round takes, or Moved: see whether another load
-            is another traffic.
+        kind: Renew what was known, Learn what a round takes, Check it where it is known from
+            elsewhere, or Moved: see whether another load is another traffic.
         why: What it is for.
     """
 
@@ -115,7 +115,7 @@ class Probe:
     began: float
     verifies: int
     back: Setting
-    kind: Literal["Renew", "Learn", "Moved"]
+    kind: Literal["Renew", "Learn", "Check", "Moved"]
     why: str
 
 
