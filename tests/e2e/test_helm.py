@@ -254,10 +254,12 @@ def demo(image):
     return manifest
 
 
-def plain():
+def plain(name="plain"):
     """A SpecServe that leaves the image to the installation."""
     manifest = yaml.safe_load((ROOT / "examples" / "minimal.yaml").read_text())
-    manifest["metadata"]["name"] = "plain"
+    manifest["metadata"]["name"] = name
+    # Kubernetes looks at a namespace on its way out again after half of this, and not before.
+    manifest["spec"]["pod"] = {"terminationGracePeriodSeconds": 30}
     del manifest["spec"]["engine"]
     return manifest
 
@@ -358,10 +360,15 @@ def test_install_serve_upgrade_break_and_remove(story, tmp_path):
             story.wait_gone(kind, "demo")
         story.wait_gone("secret", names.credentials_secret("demo"))
     with story.step("helm uninstall, then delete"):
+        # O-F3.1, 2: with no operator there a SpecServe can go, and a namespace with living ones.
+        cluster.apply(plain("second"), plain("third"), namespace=TEAM)
+        story.wait_ready("second")
+        story.wait_ready("third")
         story.uninstall()
         assert story.engines("plain") == others
         cluster.kubectl("delete", names.PLURAL, "plain", "-n", TEAM, "--timeout=60s")
         story.wait_gone("deployment", "plain")
+        assert len(story.engines("second")) == len(story.engines("third")) == 1
         cluster.kubectl("delete", "namespace", TEAM, SYSTEM, "--timeout=120s", timeout=130)
         cluster.kubectl("delete", CRD, "--timeout=60s")
     story.summary["stuckObjects"] = len(story.stuck())
