@@ -115,7 +115,7 @@ class OverrideReader:
             return
         if problem and (self._told is None or self._told.problem != problem):
             log.warning("the override cannot be read, what was last known holds: %s", problem)
-        if self._told is None or self._told.override != standing.override:
+        if standing.override != (self._told.override if self._told else None):
             log.warning("override of all SpecServes: %s", words(standing.override))
         self._told = standing
         for mode in _MODES:

@@ -781,13 +781,17 @@ class Reconciler:
         )
         if new == resource.status:
             return
+        # The watch may tell of the write before its answer is here.
+        before = resource.status
         await self._cluster.status(*resource.key, new)
-        self._report(resource, new)
+        self._report(resource, before, new)
         resource.status = new
 
-    def _report(self, resource: _Resource, new: Mapping[str, Any]) -> None:
+    def _report(
+        self, resource: _Resource, old_status: Mapping[str, Any], new: Mapping[str, Any]
+    ) -> None:
         """Tell the transitions that somebody should know of."""
-        before = {c["type"]: c for c in resource.status.get("conditions") or ()}
+        before = {c["type"]: c for c in old_status.get("conditions") or ()}
         for condition in new["conditions"]:
             old = before.get(condition["type"], {})
             if condition["type"] not in _NEWSWORTHY or (

@@ -27,6 +27,7 @@ _GROUPS = {
     "pods": "/api/v1",
     "services": "/api/v1",
     "secrets": "/api/v1",
+    "configmaps": "/api/v1",
     "serviceaccounts": "/api/v1",
     "events": "/api/v1",
     "deployments": "/apis/apps/v1",

@@ -305,6 +305,20 @@ async def test_a_curve_in_a_configmap_is_read_again_in_time(world):
     assert world.steering.targets[KEY].curve is None
 
 
+async def test_an_event_is_told_also_if_the_watch_is_faster_than_the_answer(world):
+    weighing(world, breakEven={"curveConfigMap": "measured"})
+    written = world.cluster.status
+
+    async def status(namespace: str, name: str, status: dict[str, Any]) -> None:
+        await written(namespace, name, status)
+        item = world.cluster.objects[names.KIND, "chat"]
+        world.loop.take_resource({**item, "status": status})
+
+    world.cluster.status = status
+    await world.loop.reconcile(KEY)
+    assert "Unreadable" in {notice.reason for notice in world.notices}
+
+
 async def test_a_configmap_without_the_key_says_so(world):
     weighing(world, breakEven={"curveConfigMap": "measured"})
     hold(world, other="x")
