@@ -73,7 +73,7 @@ def demand_of(context: Context, sample: Sample) -> float:
 
 
 def settle(memory: Memory, context: Context, sample: Sample, now: float) -> Memory:
-    """Follow the demand: at once where it halves or doubles, evened out where it wavers.
+    """Follow the demand: at once where it more than halves or doubles, else evened out.
 
     The bucket is left only once the demand is clearly outside, so that a load on the border of
     two buckets belongs to one of them.
@@ -90,7 +90,7 @@ def settle(memory: Memory, context: Context, sample: Sample, now: float) -> Memo
         max(demand, high + (demand - high) * drift),
     )
     memory = replace(memory, range=(low, high))
-    if batch is None or not batch / JUMP < demand < batch * JUMP:
+    if batch is None or not batch / JUMP <= demand <= batch * JUMP:
         return replace(memory, batch=demand, settled=now, bucket=bucket_of(math.ceil(demand)))
     batch += (demand - batch) * (1 - math.exp(-lasted / EVENING))
     bucket = memory.bucket

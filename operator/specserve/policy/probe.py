@@ -39,6 +39,8 @@ LONGEST: Final = (2.0, 6.0)
 SETTLED: Final = 3.0
 #: Time in seconds that a probe is reckoned to take before it begins.
 TYPICAL: Final = 1.0
+#: Factor by which the load must change to have left the batch that a probe is about.
+LEFT: Final = 1.6
 #: Rounds in an engine's window that tell what a round takes.
 LEARNT_ROUNDS: Final = 20
 #: Seconds of a probe after which its pace will do where no round was undisturbed.
@@ -225,6 +227,8 @@ def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: fl
     if lasted >= LONGEST[1 if probe.kind in _LEARNING else 0] or sample.running == 0:
         return True
     batch = breakeven.batch_of(memory)
+    if not batch / LEFT <= breakeven.demand_of(context, sample) <= batch * LEFT:
+        return True
     timed = context.knowledge.time(batch, probe.steps)
     paced = pace.find(context.paces, bucket_of(batch), probe.steps)
     learnt = probe.kind not in _LEARNING or (timed is not None and timed.rounds >= LEARNT_ROUNDS)
