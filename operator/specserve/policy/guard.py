@@ -21,7 +21,7 @@ QUIET: Final = 600.0
 #: Seconds over which probes and close calls keep to their share of the budget.
 BURST: Final = 600.0
 #: That share; the rest is for the engine's own steps along its table.
-MODEST: Final = 0.6
+MODEST: Final = 0.5
 #: Most doublings of the dwell.
 MOST_UNREST: Final = 4
 
