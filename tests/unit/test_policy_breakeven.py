@@ -307,6 +307,17 @@ def test_acceptance_seen_at_another_load_is_looked_at_soon():
     assert any("acceptance was seen at 8 in flight" in v.reason for _, v in world.verdicts)
 
 
+def test_a_jump_of_the_load_is_looked_into_each_time():
+    """8 clients of a bad acceptance and 128 of a good one take turns."""
+    world = World(rule(), ONE_GPU, batch=8, accept=1.3, curve=curve(ONE_GPU))
+    world.run(60)
+    for turn in range(8):
+        world.batch, world.accept = ((128, 3.2), (8, 1.1))[turn % 2]
+        world.run(40)
+        assert world.active() == (3 if world.batch == 128 else 0)
+        world.run(60)
+
+
 def test_more_step_counts_are_tried_where_they_promise_more():
     world = World(rule(), ONE_GPU, batch=8, accept=3.8, steps=(0, 1, 3, 7))
     world.run(120)

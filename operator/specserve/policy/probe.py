@@ -55,6 +55,8 @@ AGED: Final = 600.0
 SAFE: Final = 1.25
 #: Factor between loads from which acceptance seen at one may not hold at the other.
 MOVED: Final = 2.0
+#: Factor from which such a look need not be seldom.
+JUMPED: Final = 4.0
 #: Worth of a step count up to which, either way, a neighbouring batch does not settle it.
 NEARLY: Final = 1.35
 #: Flips of the budget that probes leave to decisions.
@@ -118,7 +120,13 @@ def due(
         "Check": probing.learn_after,
         "Moved": probing.moved_after,
     }
-    if now < after[kind] or (kind != "Learn" and not guard.seldom(policy, memory, now, 2)):
+    if now < after[kind]:
+        return None
+    if (
+        kind != "Learn"
+        and not _jumped(acceptance, batch)
+        and not guard.seldom(policy, memory, now, 2)
+    ):
         return None
     if _loss(context, acceptance, batch, steps, present) * TYPICAL > credit(policy, probing, now):
         return None
@@ -157,11 +165,22 @@ def _look_on(
     if now - acceptance.at >= wait:
         ago = guard.seconds(now - acceptance.at)
         return deepest, "Renew", f"acceptance was last seen {ago} ago"
-    if acceptance.batch is not None and not 1 / MOVED < acceptance.batch / batch < MOVED:
+    if acceptance.batch is not None and not _within(acceptance.batch / batch, MOVED):
         return deepest, "Moved", f"acceptance was seen at {round(acceptance.batch)} in flight"
     if breakeven.live(context, batch, deepest) is None:
         return deepest, "Check", "the curve has not been checked here"
     return None
+
+
+def _within(ratio: float, factor: float) -> bool:
+    return 1 / factor < ratio < factor
+
+
+def _jumped(acceptance: Acceptance | None, batch: int) -> bool:
+    """Whether acceptance was seen at a load so far off that noise did not lead from there."""
+    if acceptance is None or acceptance.batch is None:
+        return False
+    return not _within(acceptance.batch / batch, JUMPED)
 
 
 def _borrowed(context: Context, acceptance: Acceptance, batch: int, steps: int) -> bool:
@@ -169,7 +188,7 @@ def _borrowed(context: Context, acceptance: Acceptance, batch: int, steps: int) 
     if breakeven.live(context, batch, steps) is None or breakeven.exact(context, batch, steps):
         return False
     arm = breakeven.weigh(context, acceptance, batch, steps)
-    return arm is not None and 1 / NEARLY < arm.value < NEARLY
+    return arm is not None and _within(arm.value, NEARLY)
 
 
 def _look_else(
