@@ -44,7 +44,7 @@ def test_what_an_engine_reports():
     body = {"podUID": "u", "bootID": "b", "mode": "on", "controllable": True, "epoch": 1}
     found = rounds(checked_read_back({**body, "groups": groups_json([state])}), AT)
     assert found.at == AT
-    assert found.cells == (Cell(4, 3, 20, 0.02, pytest.approx(AT - 2)),)
+    assert found.cells == (Cell(4, 3, 20, 0.02, pytest.approx(AT - 2), 4.0),)
     assert found.acceptance == (Accepted(3, 80, (60, 40, 20)),)
     assert found.tokens_total == 20 * 10
 
