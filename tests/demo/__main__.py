@@ -20,7 +20,7 @@ from tests.cluster.progress import Progress, duration
 from tests.demo import plot, stage
 from tests.demo.install import NAMESPACE, ROOT, Installation, example, write_private
 from tests.demo.outcome import Outcome, outcome, table
-from tests.demo.plan import WAVE_SECONDS, Plan, curve_for, slow_motion
+from tests.demo.plan import STORY, Plan, profile, slow_motion
 from tests.demo.view import about
 
 if TYPE_CHECKING:
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from tests.cluster.handle import Cluster
-    from tests.demo.plan import Arm
 
 OUT = ROOT / "build" / "demo"
-SECONDS = 100.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the demo; returns 0 if every pod flipped off and on and no request was lost."""
+    """Runs the demo; returns 0 if all that it tells of happened and no request was lost."""
     options = _parser().parse_args(arguments)
     for number in _ENDING:
         signal.signal(number, _interrupt)
@@ -61,12 +59,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Watch speculation being switched off and on in live pods: a real Kubernetes, "
         "the real operator, simulated engines.",
     )
-    parser.add_argument(
-        "--seconds",
-        type=_seconds,
-        default=SECONDS,
-        help=f"length of the load, at least {WAVE_SECONDS:.0f} (default: %(default).0f)",
-    )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of summary and picture")
     parser.add_argument(
         "--existing",
@@ -76,13 +68,6 @@ def _parser() -> argparse.ArgumentParser:
         f"reachable from here. Also chosen by {choose.FLAG}=1",
     )
     return parser
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not WAVE_SECONDS <= seconds <= 600:
-        raise argparse.ArgumentTypeError(f"from {WAVE_SECONDS:.0f} to 600")
-    return seconds
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -134,25 +119,20 @@ def _on(
         try:
             arms = installation.serve(image, operator, log)
             progress.finish()
-            plan = _plan(arms, options.seconds)
+            given = example()
+            plan = Plan(
+                namespace=NAMESPACE,
+                arms=arms,
+                curve=STORY,
+                profile=profile(given),
+                operator_port=installation.port,
+                slow_motion=slow_motion(given),
+            )
             progress.note(f"{about(plan)}\n")
             return _load(cluster, plan)
         finally:
             _take_no_more()
             progress.note("Taking everything down again")
-
-
-def _plan(arms: tuple[Arm, ...], seconds: float) -> Plan:
-    given = example()
-    bounds = given["spec"]["policy"]["threshold"]
-    return Plan(
-        namespace=NAMESPACE,
-        arms=arms,
-        curve=curve_for(seconds),
-        off_above=bounds["offAbove"],
-        on_below=bounds["onBelow"],
-        slow_motion=slow_motion(given),
-    )
 
 
 def _load(cluster: Cluster, plan: Plan) -> dict[str, Any]:

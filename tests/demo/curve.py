@@ -1,45 +1,74 @@
-"""How many requests are in flight at a moment of the run."""
+"""The traffic at a moment of the run: how many requests are in flight, and how predictable."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-RISE, HIGH, FALL, REST = 0.28, 0.40, 0.66, 0.80
-"""Where a wave begins to rise, is up, begins to fall and is down again, as shares of its length.
-
-A wave ends low for a fifth of its length, so that its last requests end and speculation comes back
-while the run still lasts.
-"""
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A load that rises and falls.
+    """Traffic that changes.
 
     Attributes:
         seconds: length of the run.
-        low: requests in flight in each pod between the waves.
-        high: likewise on top of a wave.
-        waves: how often it rises.
+        load: corners of the load as (second, requests in flight in each pod), ascending.
+        acceptance: (second, tokens won per verify by requests sent from then on), ascending, the
+            first from second 0.
     """
 
     seconds: float
-    low: int
-    high: int
-    waves: int
+    load: tuple[tuple[float, int], ...]
+    acceptance: tuple[tuple[float, float], ...]
 
     def at(self, seconds: float) -> int:
         """Requests wanted in flight in each pod; 0 before and after the run."""
         if not 0 <= seconds < self.seconds:
             return 0
-        phase = seconds * self.waves / self.seconds % 1.0
-        if phase < HIGH:
-            share = _smooth((phase - RISE) / (HIGH - RISE))
-        else:
-            share = 1 - _smooth((phase - FALL) / (REST - FALL))
-        return round(self.low + (self.high - self.low) * share)
+        for (begin, before), (end, after) in pairwise(self.load):
+            if begin <= seconds < end:
+                return round(
+                    before + (after - before) * _smooth((seconds - begin) / (end - begin))
+                )
+        return self.load[-1][1]
+
+    def accepted(self, seconds: float) -> float:
+        """Tokens won per verify, at 3 draft steps, by a request sent at a moment."""
+        return [length for since, length in self.acceptance if since <= max(0.0, seconds)][-1]
+
+    @property
+    def low(self) -> int:
+        """Fewest requests in flight."""
+        return min(count for _, count in self.load)
+
+    @property
+    def high(self) -> int:
+        """Most requests in flight."""
+        return max(count for _, count in self.load)
+
+    @property
+    def drop(self) -> tuple[float, float]:
+        """From when to when fewer tokens are won than in the beginning."""
+        first = self.acceptance[0][1]
+        fallen = [at for at, length in self.acceptance if length < first]
+        if not fallen:
+            return (self.seconds, self.seconds)
+        back = [at for at, length in self.acceptance if at > fallen[0] and length >= first]
+        return (fallen[0], back[0] if back else self.seconds)
+
+
+def curve_from(document: Mapping[str, Any]) -> Curve:
+    """Reads a curve back from JSON."""
+    return Curve(
+        document["seconds"],
+        tuple((at, count) for at, count in document["load"]),
+        tuple((at, length) for at, length in document["acceptance"]),
+    )
 
 
 def _smooth(share: float) -> float:
-    held = min(1.0, max(0.0, share))
-    return held * held * (3 - 2 * held)
+    return share * share * (3 - 2 * share)

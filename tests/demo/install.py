@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -52,6 +53,9 @@ class Installation:
         cluster: where.
         progress: told of each step.
         ours: whether the cluster ends with the demo, so that nothing needs to be deleted.
+
+    Attributes:
+        port: where the operator tells its metrics and decisions, on loopback.
     """
 
     def __init__(self, cluster: Cluster, progress: Progress, *, ours: bool) -> None:
@@ -59,6 +63,7 @@ class Installation:
         self._progress = progress
         self._ours = ours
         self._made: list[tuple[str, ...]] = []
+        self.port = _free_port()
 
     @contextlib.contextmanager
     def rights(self) -> Iterator[None]:
@@ -96,7 +101,7 @@ class Installation:
         settings = {
             "NAMESPACE": OPERATOR_NAMESPACE,
             "WATCH_NAMESPACES": NAMESPACE,
-            "HTTP_PORT": "0",
+            "HTTP_PORT": str(self.port),
         }
         with log.open("w") as output:
             process = self._cluster.popen(
@@ -255,6 +260,13 @@ def _fresh(renewed: str | None) -> bool:
         return False
     at = datetime.fromisoformat(renewed)
     return datetime.now(UTC) - at < timedelta(minutes=1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def write_private(file: Path, document: Mapping[str, Any]) -> None:

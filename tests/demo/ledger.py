@@ -120,7 +120,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A change of an engine's own acknowledged mode; `at` is in seconds of the run."""
+    """A change of what an engine does, by its own word; `at` is in seconds of the run."""
 
     at: float
     on: bool
@@ -128,25 +128,33 @@ class Flip:
 
 @dataclass(slots=True)
 class Flips:
-    """Collects the flips of one engine from its read-backs."""
+    """Collects the flips of one engine from its read-backs.
+
+    An engine takes an order over with its next round, so that right after one it may still say
+    what it did before: a change counts when the look after it confirms it, from when it was seen.
+    """
 
     seen: list[Flip] = field(default_factory=list)
     on: bool | None = None
-    _epoch: int = 0
+    _changed: Flip | None = None
 
-    def observe(self, at: float, on: bool | None, epoch: int) -> None:
+    def observe(self, at: float, on: bool | None) -> None:
         """Takes in what an engine says of itself.
 
         Args:
             at: seconds of the run.
-            on: whether it speculates by an order that it acknowledged; None if it doesn't say.
-            epoch: of that order; 0 is an engine that was never given one.
+            on: whether it speculates; None if it doesn't say, or for a short look only.
         """
-        if on is None or epoch == 0:
+        changed, self._changed = self._changed, None
+        if on is None or on is self.on:
             return
-        if self.on is not None and on is not self.on and epoch > self._epoch:
-            self.seen.append(Flip(at, on))
-        self.on, self._epoch = on, epoch
+        if self.on is None:
+            self.on = on
+        elif changed is None:
+            self._changed = Flip(at, on)
+        else:
+            self.seen.append(changed)
+            self.on = on
 
     def count(self, *, on: bool) -> int:
         """How many flips led to this mode."""

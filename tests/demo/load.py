@@ -2,7 +2,8 @@
 
 The load is closed: whoever has an answer asks again at once, so that all three SpecServes have the
 same number of requests in flight, and tokens per second tell them apart. The n-th request to a
-pod is of the same size in all of them.
+pod is of the same size in all of them. How many drafts are accepted is the prompt's own: requests
+name it to the simulated engine, in place of text that is easier or harder to guess.
 """
 
 from __future__ import annotations
@@ -141,7 +142,11 @@ class Load:
         answer = Answer()
         body = {
             "text": _TOKEN * prompt,
-            "sampling_params": {"max_new_tokens": tokens, "temperature": 0},
+            "sampling_params": {
+                "max_new_tokens": tokens,
+                "temperature": 0,
+                "custom_params": {"accept_length": self._curve.accepted(self.at)},
+            },
             "stream": True,
         }
         try:

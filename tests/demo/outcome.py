@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
     from tests.demo.plan import ArmKey
 
+CHANGES = 2
+"""How often a pod is to go off and back on: for the load, and for the acceptance."""
+
+PROBING = "Probing"
+"""Code of the decision that begins a probe."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -26,7 +32,8 @@ class Outcome:
 
     Attributes:
         summary: content of summary.json: `pods` with the flips of each pod of the SpecServe in
-            mode Auto, by its engine's own word; `requests` of all three SpecServes;
+            mode Auto, by its engine's own word, and the short looks that the operator had it
+            take; `requests` of all three SpecServes;
             `throughput` in output tokens per second over the whole run; and `note`, which says
             why, where SpecServe was not the fastest, and is empty otherwise.
         failures: what the demo promises and this run did not show; empty if all is well.
@@ -44,6 +51,10 @@ def outcome(record: Mapping[str, Any]) -> Outcome:
             "name": pod["name"],
             "flipsOff": sum(not flip["on"] for flip in pod["flips"]),
             "flipsOn": sum(flip["on"] for flip in pod["flips"]),
+            "probes": sum(
+                event["code"] == PROBING and event["pod"] == pod["name"]
+                for event in record["events"]
+            ),
         }
         for pod in record["pods"]
     ]
@@ -65,15 +76,30 @@ def outcome(record: Mapping[str, Any]) -> Outcome:
         "note": _note(record, throughput),
     }
     failures = [
-        f"pod {pod['name']} went {way} not once"
+        f"pod {pod['name']} went {way} {pod[key]} times, not for the load and for the drop"
         for pod in pods
         for way, key in (("off", "flipsOff"), ("back on", "flipsOn"))
-        if not pod[key]
+        if pod[key] < CHANGES
     ]
+    failures += _untold(record)
     failures += [f"{count} requests lost, {problem}" for problem, count in lost.items()]
     if not pods:
         failures.append("no pod was watched")
     return Outcome(summary, tuple(failures))
+
+
+def _untold(record: Mapping[str, Any]) -> list[str]:
+    """What of the drop the operator did not answer."""
+    begin, end = record["drop"]
+    events = record["events"]
+    missing = []
+    if not any(
+        begin <= event["at"] < end and "below break-even" in event["message"] for event in events
+    ):
+        missing.append("no decision named the acceptance that fell below break-even")
+    if not any(event["at"] >= end and event["code"] == PROBING for event in events):
+        missing.append("no probe looked whether the acceptance is back")
+    return missing
 
 
 def _note(record: Mapping[str, Any], throughput: Mapping[str, float]) -> str:
@@ -85,20 +111,20 @@ def _note(record: Mapping[str, Any], throughput: Mapping[str, float]) -> str:
     late = _late(record)
     return (
         f"SpecServe made {share:.1%} of the tokens of {TITLES[best]}: its pods were in the wrong "
-        f"mode for {late:.1f} s each of {record['seconds']:.0f} s, as a switch waits for a "
-        "reading beyond the bound and for the dwell to end, and requests end after the load has "
-        "fallen; the rest is what short waves and a busy machine cost"
+        f"mode for {late:.1f} s each of {record['seconds']:.0f} s, as a switch waits for evidence "
+        "and for the dwell to end, and nobody sees the acceptance while off; the rest is what "
+        "short phases, probes and a busy machine cost"
     )
 
 
 def _late(record: Mapping[str, Any]) -> float:
-    """Mean seconds that a pod was on above the upper bound or off below the lower one."""
+    """Mean seconds that a pod was on below break-even or off above it, as measured."""
     total = 0.0
     for pod in record["pods"]:
-        for number, load in enumerate(record["load"]):
-            at = number * record["binSeconds"]
-            on = mode_at(pod["flips"], at)
-            if (on and load > record["offAbove"]) or (not on and load < record["onBelow"]):
+        for number, (won, needed) in enumerate(
+            zip(record["acceptance"], record["breakEven"], strict=True)
+        ):
+            if mode_at(pod["flips"], number * record["binSeconds"]) != (won > needed):
                 total += record["binSeconds"]
     return total / max(1, len(record["pods"]))
 
@@ -121,14 +147,15 @@ def table(record: Mapping[str, Any], result: Outcome) -> RenderableType:
         title_style="bold",
     )
     shown.add_column("")
-    for title in ("output tok/s", "to the slowest", "requests", "lost", "flips off/on"):
+    for title in ("output tok/s", "to the slowest", "requests", "lost", "flips off/on", "probes"):
         shown.add_column(title, justify="right")
     for key, arm in record["arms"].items():
         rate = throughput[key]
-        flips = "pinned"
+        flips, looks = "pinned", ""
         if key == SPECSERVE:
             pods = result.summary["pods"]
             flips = ", ".join(f"{pod['flipsOff']}/{pod['flipsOn']}" for pod in pods)
+            looks = ", ".join(str(pod["probes"]) for pod in pods)
         shown.add_row(
             Text(TITLES[key], STYLES[key]),
             f"{rate:,.0f}",
@@ -136,5 +163,6 @@ def table(record: Mapping[str, Any], result: Outcome) -> RenderableType:
             f"{arm['sent']:,}",
             f"{arm['sent'] - arm['finished']:,}",
             flips,
+            looks,
         )
     return shown

@@ -6,7 +6,8 @@ import copy
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from tests.demo.curve import Curve
+from specserve import curves
+from tests.demo.curve import Curve, curve_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,11 +22,20 @@ TITLES: dict[ArmKey, str] = {
     "alwaysOff": "always off",
 }
 
-LOW, HIGH = 28, 150
-"""Requests in flight in each pod at the bottom and on top of a wave."""
+STORY = Curve(
+    seconds=126.0,
+    load=((0, 28), (14, 28), (19, 150), (31, 150), (35, 28), (126, 28)),
+    acceptance=((0, 2.0), (42, 1.2), (93, 2.0)),
+)
+"""A peak of load, then other prompts, then those of before.
 
-WAVE_SECONDS = 55.0
-"""About the length of a wave; the shortest run is one wave of it."""
+Between peak and drop there is time for speculation to come back. While it is off for the drop,
+nobody sees the acceptance; the first look at it is due a minute after the switch, by which time
+the requests of the drop have ended.
+"""
+
+STEPS = 3
+"""Draft steps that the example's engines speculate with."""
 
 _MODES: dict[ArmKey, str] = {"specserve": "Auto", "alwaysOn": "On", "alwaysOff": "Off"}
 _SUFFIXES: dict[ArmKey, str] = {
@@ -34,6 +44,7 @@ _SUFFIXES: dict[ArmKey, str] = {
     "alwaysOff": "-always-off",
 }
 _SCALE = "--sim-time-scale="
+_PROFILE = "--sim-profile="
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +88,22 @@ class Plan:
     Attributes:
         namespace: of the objects.
         arms: the SpecServes.
-        curve: the load of each pod.
-        off_above: the policy's upper bound.
-        on_below: its lower one.
+        curve: the traffic of each pod.
+        profile: name of the round times that the engines simulate.
+        operator_port: where the operator tells its metrics and decisions, on loopback.
         slow_motion: wall-clock seconds for one second of the engines.
     """
 
     namespace: str
     arms: tuple[Arm, ...]
     curve: Curve
-    off_above: int
-    on_below: int
+    profile: str
+    operator_port: int
     slow_motion: float
+
+    def break_even(self, load: int) -> float:
+        """Tokens that a verify must win to pay with so many requests in a pod, as measured."""
+        return curves.shipped(self.profile).ratio(max(1, load), STEPS)
 
     def to_json(self) -> dict[str, Any]:
         """The document that `plan_from` reads; it holds the engines' tokens."""
@@ -101,12 +116,7 @@ def plan_from(document: Mapping[str, Any]) -> Plan:
         Arm(**{**arm, "pods": tuple(Pod(**pod) for pod in arm["pods"])})
         for arm in document["arms"]
     )
-    return Plan(**{**document, "arms": arms, "curve": Curve(**document["curve"])})
-
-
-def curve_for(seconds: float) -> Curve:
-    """The load of a run of this length: one wave, or more in a longer one."""
-    return Curve(seconds, LOW, HIGH, max(1, round(seconds / WAVE_SECONDS)))
+    return Plan(**{**document, "arms": arms, "curve": curve_from(document["curve"])})
 
 
 def arm_manifest(
@@ -132,7 +142,14 @@ def arm_manifest(
 
 def slow_motion(example: Mapping[str, Any]) -> float:
     """How many seconds the example's engines take for one of their own."""
-    for argument in example["spec"]["engine"].get("args", ()):
-        if argument.startswith(_SCALE):
-            return 1 / float(argument.removeprefix(_SCALE))
-    return 1.0
+    return 1 / float(_argument(example, _SCALE) or 1)
+
+
+def profile(example: Mapping[str, Any]) -> str:
+    """The round times that the example's engines simulate."""
+    return _argument(example, _PROFILE) or "h200-a"
+
+
+def _argument(example: Mapping[str, Any], beginning: str) -> str:
+    found = [a for a in example["spec"]["engine"].get("args", ()) if a.startswith(beginning)]
+    return found[-1].removeprefix(beginning) if found else ""

@@ -1,11 +1,11 @@
-"""The picture of a run: throughput of the three, the load, and where SpecServe flipped."""
+"""The picture of a run: throughput of the three, the traffic, and where SpecServe flipped."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tests.demo.outcome import mode_at
+from tests.demo.outcome import PROBING, mode_at
 from tests.demo.plan import SPECSERVE, TITLES
 
 if TYPE_CHECKING:
@@ -56,19 +56,20 @@ def draw(record: Mapping[str, Any], file: Path) -> None:
         "ytick.labelcolor": _TEXT,
     }
     with mpl.rc_context(settings):
-        figure, (rates, load, modes) = plt.subplots(
-            3,
+        figure, (rates, load, weighed, modes) = plt.subplots(
+            4,
             1,
-            figsize=(11, 7.4),
+            figsize=(11, 8.8),
             dpi=150,
             sharex=True,
-            height_ratios=(5, 2, 0.35 * max(1, len(record["pods"]))),
+            height_ratios=(5, 1.5, 2, 0.35 * max(1, len(record["pods"]))),
             layout="constrained",
         )
         _draw_rates(rates, record)
         _draw_load(load, record)
+        _draw_weighed(weighed, record)
         _draw_modes(modes, record)
-        for axes in (rates, load, modes):
+        for axes in (rates, load, weighed, modes):
             _shade(axes, record)
             axes.set_xlim(0, seconds)
         modes.set_xlabel("seconds")
@@ -108,7 +109,7 @@ def _draw_rates(axes: Any, record: Mapping[str, Any]) -> None:
         1.03,
         "Output tokens per second of three SpecServes under the same load; simulated engines with "
         f"round times\nmeasured on an H200, {record['slowMotion']:g} times slower. Shaded: "
-        "speculation is off in SpecServe's pods.",
+        "speculation is off in SpecServe's pods; diamonds: short probes.",
         transform=axes.transAxes,
         fontsize=11,
         linespacing=1.4,
@@ -122,7 +123,7 @@ def _draw_rates(axes: Any, record: Mapping[str, Any]) -> None:
     axes.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],
-        loc="lower right",
+        loc="upper right",
         frameon=True,
         framealpha=0.92,
         edgecolor="none",
@@ -132,17 +133,34 @@ def _draw_rates(axes: Any, record: Mapping[str, Any]) -> None:
 
 def _draw_load(axes: Any, record: Mapping[str, Any]) -> None:
     axes.fill_between(_times(record), record["load"], color="#c9d1da", linewidth=0, zorder=2)
-    for level, text, side in (
-        (record["offAbove"], "off above", "bottom"),
-        (record["onBelow"], "on below", "top"),
-    ):
-        axes.axhline(level, color=_TEXT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
-        axes.text(
-            record["seconds"] * 0.995, level, f"{text} {level}", ha="right", va=side, fontsize=9
-        )
     axes.set_ylim(bottom=0)
     axes.set_ylabel("in flight\nper pod")
     axes.tick_params(length=0)
+
+
+def _draw_weighed(axes: Any, record: Mapping[str, Any]) -> None:
+    axes.plot(
+        _times(record),
+        record["acceptance"],
+        color=_GREY,
+        linewidth=1.2,
+        linestyle=(0, (4, 3)),
+        drawstyle="steps-mid",
+        label="acceptance of the prompts",
+    )
+    seen = record["weighed"]
+    times = [each["at"] for each in seen]
+    for key, colour, text in (
+        ("acceptance", COLOURS[SPECSERVE], "as SpecServe knows it"),
+        ("breakEven", "#b3261e", "break-even at the batch"),
+    ):
+        axes.plot(times, [each[key] for each in seen], color=colour, linewidth=2.0, label=text)
+    axes.set_ylim(1, 2.9)  # the legend fits above
+    axes.set_ylabel("tokens\nper verify")
+    axes.tick_params(length=0)
+    axes.legend(
+        loc="upper right", ncols=3, fontsize=9, frameon=True, framealpha=0.92, edgecolor="none"
+    )
 
 
 def _draw_modes(axes: Any, record: Mapping[str, Any]) -> None:
@@ -162,6 +180,21 @@ def _draw_modes(axes: Any, record: Mapping[str, Any]) -> None:
                     weight="bold",
                     zorder=3,
                 )
+        looks = [
+            event["at"]
+            for event in record["events"]
+            if event["code"] == PROBING and event["pod"] == pod["name"]
+        ]
+        axes.plot(
+            looks,
+            [row] * len(looks),
+            linestyle="none",
+            marker="D",
+            markersize=6,
+            color="#c02f8f",
+            markeredgecolor="white",
+            zorder=4,
+        )
     rows = range(len(record["pods"]))
     axes.set_yticks(rows, [f"pod {row + 1}" for row in rows])
     axes.set_ylim(-0.6, len(record["pods"]) - 0.4)

@@ -25,10 +25,11 @@ class PodState:
         arm: its SpecServe.
         name: its name.
         in_flight: requests that its engine says it has; None if it did not say.
-        mode: acknowledged mode, in the engine's words.
+        mode: what it does, `on`, `off` or `probe`; the engine's own word before it was steered.
+        steered: whether the engine obeys an order.
         steps: draft steps of the latest decode round.
         acceptance: tokens won per verify while drafting; None before the first.
-        flips: of the acknowledged mode.
+        flips: between on and off, probes left out.
         tokens_per_second: those of the last read-backs.
         problem: why it could not be read; empty if it could.
     """
@@ -37,6 +38,7 @@ class PodState:
     name: str
     in_flight: int | None = None
     mode: str = "?"
+    steered: bool = False
     steps: int | None = None
     acceptance: float | None = None
     flips: Flips = field(default_factory=Flips)
@@ -44,16 +46,21 @@ class PodState:
     problem: str = ""
     _previous: tuple[float, int] | None = None
 
-    def take(self, at: float, read_back: Mapping[str, Any], on: bool | None, load: int) -> None:
+    def take(self, at: float, read_back: Mapping[str, Any], load: int) -> None:
         """Takes in a read-back and a load, `at` seconds into the run."""
         self.problem = ""
         self.in_flight = load
-        self.mode = str(read_back.get("mode"))
+        self.steered = bool(read_back.get("epoch"))
         groups = read_back.get("groups") or []
         ranks = [rank for group in groups for rank in group.get("ranks") or []]
         self.steps = ranks[0].get("activeSteps") if ranks else None
         self.acceptance = acceptance(read_back)
-        self.flips.observe(at, on, int(read_back.get("epoch") or 0))
+        on = speculates(read_back) if self.steered else None
+        probing = self.steered and probes(read_back)
+        self.mode = str(read_back.get("mode"))
+        if on is not None:
+            self.mode = "probe" if probing else "on" if on else "off"
+        self.flips.observe(at, None if probing else on)
         tokens = sum(group.get("tokensTotal") or 0 for group in groups)
         if self._previous is not None and at > self._previous[0]:
             rate = (tokens - self._previous[1]) / (at - self._previous[0])
@@ -74,14 +81,59 @@ def acceptance(read_back: Mapping[str, Any]) -> float | None:
     return float(max(arms, key=lambda arm: arm["lastSeen"])["acceptLength"])
 
 
+def speculates(read_back: Mapping[str, Any]) -> bool | None:
+    """Whether an engine speculates; under a table by what its ranks ran, None before they did."""
+    mode = read_back.get("mode")
+    if mode in {"on", "off"}:
+        return bool(mode == "on")
+    steps = [
+        rank["activeSteps"]
+        for group in read_back.get("groups") or []
+        for rank in group.get("ranks") or []
+        if rank.get("decodeRounds") and rank.get("activeSteps") is not None
+    ]
+    return any(steps) if steps else None
+
+
+def probes(read_back: Mapping[str, Any]) -> bool:
+    """Whether an engine's order is a short look: the one that it falls back to is another.
+
+    So it is under strategy BreakEven, whose table is its own fallback.
+    """
+    fallback = read_back.get("fallback") or {}
+    return any(fallback.get(key) != read_back.get(key) for key in ("mode", "steps", "tiers"))
+
+
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An event of the cluster: when, about which SpecServe, and its one line."""
+    """A decision of the operator.
+
+    Attributes:
+        at: when, in seconds of the run.
+        code: why, for machines.
+        pod: whose.
+        message: why, in one line.
+    """
 
     at: float
-    reason: str
-    name: str
+    code: str
+    pod: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What the operator weighs, as its metrics tell, mean over the pods.
+
+    Attributes:
+        at: when it was read, in seconds of the run.
+        acceptance: tokens won per verify, as far as it knows.
+        break_even: how many make speculation pay at the present batch.
+    """
+
+    at: float
+    acceptance: float
+    break_even: float
 
 
 @dataclass(slots=True)
@@ -92,7 +144,9 @@ class Record:
         plan: what it is about.
         ledgers: requests and tokens of each SpecServe.
         pods: as last seen.
-        events: of the cluster, in order.
+        events: decisions that changed what an engine does, in order.
+        weighed: what they rest on, in order.
+        verdict: reason of the last decision of all.
         at: seconds since it began.
         drained_in: seconds that the last answers took after its end; None before.
     """
@@ -101,6 +155,8 @@ class Record:
     ledgers: dict[ArmKey, Ledger]
     pods: list[PodState]
     events: list[Happened] = field(default_factory=list)
+    weighed: list[Weighed] = field(default_factory=list)
+    verdict: str = ""
     at: float = 0.0
     drained_in: float | None = None
 
@@ -123,9 +179,19 @@ class Record:
             "seconds": seconds,
             "binSeconds": BIN_SECONDS,
             "slowMotion": self.plan.slow_motion,
-            "offAbove": self.plan.off_above,
-            "onBelow": self.plan.on_below,
             "load": [self.plan.curve.at(number * BIN_SECONDS) for number in range(bins)],
+            "acceptance": [
+                self.plan.curve.accepted(number * BIN_SECONDS) for number in range(bins)
+            ],
+            "breakEven": [
+                self.plan.break_even(self.plan.curve.at(number * BIN_SECONDS))
+                for number in range(bins)
+            ],
+            "drop": list(self.plan.curve.drop),
+            "weighed": [
+                {"at": seen.at, "acceptance": seen.acceptance, "breakEven": seen.break_even}
+                for seen in self.weighed
+            ],
             "arms": {
                 key: {
                     "tokens": ledger.series(seconds),
@@ -145,7 +211,12 @@ class Record:
                 if pod.arm == SPECSERVE
             ],
             "events": [
-                {"at": event.at, "reason": event.reason, "message": event.message}
+                {
+                    "at": event.at,
+                    "code": event.code,
+                    "pod": event.pod,
+                    "message": event.message,
+                }
                 for event in self.events
             ],
         }

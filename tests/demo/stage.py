@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from specserve.kube import Kube
 from specserve.names import PORT_SERVING
 from tests.demo.load import Crowd, Load, client_session
 from tests.demo.plan import plan_from
@@ -53,14 +52,13 @@ async def _run(plan: Plan) -> Record:
     async with (
         client_session() as session,
         engine_client() as engines,
-        await Kube.connect() as kube,
     ):
         crowds = [
             Crowd(f"http://{pod.ip}:{PORT_SERVING}", record.ledgers[arm.key], Random(number))
             for arm in plan.arms
             for number, pod in enumerate(arm.pods)
         ]
-        watch = Watch(record, engines, kube)
+        watch = Watch(record, engines, session)
         await watch.reach()
         load = Load(session, crowds, plan.curve)
         watching = asyncio.create_task(watch.follow(lambda: load.at))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.5
 LINE_SECONDS = 5.0
-EVENTS_SHOWN = 4
+EVENTS_SHOWN = 3
 WIDTH = 104
 
 STYLES: dict[ArmKey, str] = {
@@ -84,8 +84,9 @@ def about(plan: Plan) -> str:
     return (
         f"Simulated engines with round times measured on an H200, {plan.slow_motion:g} times"
         f" slower; {len(plan.arms)} SpecServes of {pods} pods take the same load for"
-        f" {plan.curve.seconds:.0f} s. SpecServe goes off above {plan.off_above} and on below"
-        f" {plan.on_below} in flight per pod."
+        f" {plan.curve.seconds:.0f} s. A peak of load comes and goes; then, from"
+        f" {plan.curve.drop[0]:.0f} to {plan.curve.drop[1]:.0f} s, prompts that the draft guesses"
+        " badly. SpecServe weighs the acceptance against the break-even at the batch."
     )
 
 
@@ -96,8 +97,16 @@ def line(record: Record) -> str:
     rates = ", ".join(f"{TITLES[key]} {record.recent(key):,.0f}" for key in record.ledgers)
     return (
         f"{record.at:4.0f} s  {record.plan.curve.at(record.at):3d} in flight per pod"
-        f" | SpecServe pods {modes} | tok/s: {rates} | {left(record)}"
+        f" | SpecServe pods {modes}, {weighed(record)} | tok/s: {rates} | {left(record)}"
     )
+
+
+def weighed(record: Record) -> str:
+    """What the operator weighs."""
+    if not record.weighed:
+        return "acceptance not known yet"
+    seen = record.weighed[-1]
+    return f"acceptance {seen.acceptance:.2f} to break-even {seen.break_even:.2f}"
 
 
 def left(record: Record) -> str:
@@ -128,7 +137,7 @@ def screen(record: Record, width: int = WIDTH) -> RenderableType:
 
 
 def _load(record: Record, width: int) -> RenderableType:
-    plan, curve = record.plan, record.plan.curve
+    curve = record.plan.curve
     shape = Text()
     for column in range(width):
         at = column * curve.seconds / width
@@ -138,14 +147,8 @@ def _load(record: Record, width: int) -> RenderableType:
     progress = Table.grid(padding=(0, 2))
     bar = ProgressBar(curve.seconds, min(record.at, curve.seconds), width=width)
     progress.add_row(bar, Text(left(record), "bold"))
-    policy = Text.assemble(
-        "SpecServe goes ",
-        ("off", "bold blue"),
-        f" above {plan.off_above} and ",
-        ("on", "bold green"),
-        f" below {plan.on_below} in flight per pod",
-    )
-    return Group(shape, progress, policy)
+    policy = Text(f"SpecServe weighs {weighed(record)}", "bold", no_wrap=True)
+    return Group(shape, progress, policy, Text(record.verdict, "bright_black", no_wrap=True))
 
 
 def _pods(record: Record, *, narrow: bool) -> RenderableType:
@@ -167,7 +170,10 @@ def _pods(record: Record, *, narrow: bool) -> RenderableType:
 def _pod(pod: PodState) -> list[RenderableType]:
     if pod.problem:
         return [Text("not read", "red"), "", "", "", "", ""]
-    mode = Text(pod.mode.upper(), {"on": "bold green", "off": "bold blue"}.get(pod.mode, "yellow"))
+    mode = Text(
+        pod.mode.upper(),
+        {"on": "bold green", "off": "bold blue", "probe": "bold magenta"}.get(pod.mode, "yellow"),
+    )
     accept = "-" if pod.acceptance is None else f"{pod.acceptance:.2f}"
     flips = str(len(pod.flips.seen))
     rate = f"{pod.tokens_per_second:,.0f}"
@@ -199,10 +205,10 @@ def _events(record: Record) -> RenderableType:
     table.add_column(no_wrap=True)
     shown = record.events[-EVENTS_SHOWN:]
     for event in shown:
-        table.add_row(f"{event.at:.0f} s", Text(event.message))
+        table.add_row(f"{event.at:.0f} s", Text(event.message, no_wrap=True))
     for _ in range(EVENTS_SHOWN - len(shown)):
         table.add_row("", "")
-    return Group(Text("Events", "bold"), table)
+    return Group(Text("Decisions", "bold"), table)
 
 
 def _known(value: int | None) -> str:

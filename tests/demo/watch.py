@@ -1,19 +1,20 @@
-"""Looks at engines and events while a run goes on; changes nothing."""
+"""Looks at the engines and at what the operator decides while a run goes on; changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import datetime
+import json
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
 from specserve.engine import Endpoint, EngineClient, EngineError
-from specserve.kube import Kube, KubeError
-from specserve.names import KIND
-from specserve.policy import directive
 from specserve.settings import Settings
 from specserve.signals import MetricNames
-from tests.demo.record import Happened
+from tests.demo.plan import SPECSERVE, STEPS
+from tests.demo.record import Happened, Weighed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,19 +27,28 @@ LOOK_SECONDS = 0.5
 REACH_SECONDS = 15.0
 """Time in which every engine must have answered once."""
 
+_PATIENCE = aiohttp.ClientTimeout(total=5)
+_ACCEPTANCE = "specserve_policy_acceptance_length"
+_BREAK_EVEN = "specserve_policy_break_even_ratio"
+_SHOWN = frozenset({"mode", "probe"})
+
 
 class PodsOutOfReach(Exception):
     """The pods' addresses don't answer from here; the message names one."""
 
 
 class Watch:
-    """Follows the engines and the events of a run into its record."""
+    """Follows the engines and the decisions of a run into its record."""
 
-    def __init__(self, record: Record, engines: EngineClient, kube: Kube) -> None:
+    def __init__(
+        self, record: Record, engines: EngineClient, session: aiohttp.ClientSession
+    ) -> None:
         self._record = record
         self._engines = engines
-        self._kube = kube
-        self._known: set[str] = set()
+        self._session = session
+        self._known: set[tuple[str, ...]] = set()
+        self._name = next(arm.name for arm in record.plan.arms if arm.key == SPECSERVE)
+        self._decisions = f"decisions/{record.plan.namespace}/{self._name}"
         ends = {
             pod.name: Endpoint(pod.ip, (arm.token,))
             for arm in record.plan.arms
@@ -54,22 +64,20 @@ class Watch:
         """
         try:
             async with asyncio.timeout(REACH_SECONDS):
-                while not all(state.flips.on is not None for state, _ in self._pods):
+                while not all(state.steered for state, _ in self._pods):
                     await self.look(0.0)
                     await asyncio.sleep(LOOK_SECONDS / 2)
         except TimeoutError:
             for state, end in self._pods:
-                if state.flips.on is None:
+                if not state.steered:
                     why = state.problem or f"it is in mode {state.mode}, nobody steers it"
                     raise PodsOutOfReach(f"pod {state.name} at {end.ip}: {why}") from None
 
     async def follow(self, now: Callable[[], float]) -> None:
         """Looks at everything until cancelled; `now` gives the seconds since the run began."""
-        with contextlib.suppress(KubeError):
-            await self._events(None)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_engines(now))
-            tasks.create_task(self._follow_events(now))
+            tasks.create_task(self._follow_policy(now))
 
     async def look(self, at: float) -> None:
         """Reads every engine once."""
@@ -88,26 +96,41 @@ class Watch:
         except EngineError as error:
             state.problem = str(error)
             return
-        state.take(at, answer, directive.is_on(answer), load.running + load.queued)
+        state.take(at, answer, load.running + load.queued)
 
-    async def _follow_events(self, now: Callable[[], float]) -> None:
+    async def _follow_policy(self, now: Callable[[], float]) -> None:
         while True:
-            # An API server that is late with events is no reason to end the run.
-            with contextlib.suppress(KubeError):
-                await self._events(now)
-            await asyncio.sleep(1.0)
+            # An operator that is late to tell is no reason to end the run.
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                self._weigh(await self._ask("metrics"), now())
+                self._take(json.loads(await self._ask(self._decisions)), now())
+            await asyncio.sleep(LOOK_SECONDS)
 
-    async def _events(self, now: Callable[[], float] | None) -> None:
-        """Takes in new events; without `now` those there are become known without a word."""
-        path = f"/apis/events.k8s.io/v1/namespaces/{self._record.plan.namespace}/events"
-        found = (await self._kube.call("GET", path))["items"]
-        found = [each for each in found if each["metadata"]["uid"] not in self._known]
-        for each in sorted(found, key=_time):
-            self._known.add(each["metadata"]["uid"])
-            about: dict[str, Any] = each.get("regarding") or {}
-            if now is not None and about.get("kind") == KIND:
+    async def _ask(self, path: str) -> str:
+        url = f"http://127.0.0.1:{self._record.plan.operator_port}/{path}"
+        async with self._session.get(url, timeout=_PATIENCE, raise_for_status=True) as answer:
+            return await answer.text()
+
+    def _weigh(self, text: str, at: float) -> None:
+        seen = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.labels.get("name") == self._name and sample.labels.get("steps") == str(STEPS)
+        }
+        with contextlib.suppress(KeyError):  # not before the first verify
+            self._record.weighed.append(Weighed(at, seen[_ACCEPTANCE], seen[_BREAK_EVEN]))
+
+    def _take(self, decisions: list[dict[str, Any]], at: float) -> None:
+        for each in decisions:
+            mark = (each["time"], each["pod"], each["what"], each["reason"])
+            if mark in self._known:
+                continue
+            self._known.add(mark)
+            self._record.verdict = f"{each['pod']}: {each['reason']}"
+            if each["what"] in _SHOWN:
                 self._record.events.append(
-                    Happened(now(), each["reason"], about["name"], each.get("note", ""))
+                    Happened(at, each["code"], each["pod"], self._record.verdict)
                 )
 
 
@@ -121,8 +144,3 @@ def engine_client() -> EngineClient:
             fields["metric_tokens"].default,
         )
     )
-
-
-def _time(event: dict[str, Any]) -> datetime:
-    text = event.get("eventTime") or event["metadata"]["creationTimestamp"]
-    return datetime.fromisoformat(text)

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from tests.demo.install import ROOT
-from tests.demo.plan import WAVE_SECONDS
 
 MARK = "SPECSERVE_TEST_RUN"
 
@@ -28,10 +27,7 @@ class Demo:
         self.temporary = Path(tempfile.mkdtemp(prefix="demo-"))
         self.mark = uuid.uuid4().hex
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.demo", "--out", str(self.out)),
-                *("--seconds", f"{WAVE_SECONDS:.0f}"),
-            ],
+            [sys.executable, "-m", "tests.demo", "--out", str(self.out)],
             cwd=ROOT,
             env=os.environ | {MARK: self.mark, "TMPDIR": str(self.temporary)},
             stdin=subprocess.DEVNULL,
@@ -80,14 +76,16 @@ def demo(tmp_path):
 
 
 @pytest.mark.timeout(420)
-def test_every_pod_goes_off_and_back_on_under_load_and_no_request_is_lost(demo):
+def test_every_pod_answers_load_and_acceptance_and_no_request_is_lost(demo):
     status, output = demo.end()
     assert status == 0, output
     summary = json.loads((demo.out / "summary.json").read_text())
     assert len(summary["pods"]) == 2
     for pod in summary["pods"]:
         assert pod["name"].startswith("demo-")
-        assert pod["flipsOff"] == pod["flipsOn"] == 1
+        # For the load, for the acceptance, and no more than a doubtful moment beside these.
+        assert 2 <= pod["flipsOff"] == pod["flipsOn"] <= 3
+    assert sum(pod["probes"] for pod in summary["pods"]) >= 1
     assert summary["requests"]["sent"] > 1000
     assert summary["requests"]["lost"] == 0
     rates = summary["throughput"]
@@ -97,10 +95,11 @@ def test_every_pod_goes_off_and_back_on_under_load_and_no_request_is_lost(demo):
         assert picture.format == "PNG"
     for said in (
         "Simulated engines",
-        "off: ",
-        " in flight above 92",
-        "on: ",
-        "below 76",
+        "off: acceptance 1.",
+        "below break-even",
+        "short look at 3 steps: acceptance was last seen",
+        "on: acceptance ",
+        "above break-even",
         "s left",
     ):
         assert said in output

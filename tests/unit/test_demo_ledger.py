@@ -74,26 +74,46 @@ def test_rates_count_the_tokens_of_whole_bins_of_the_run():
     assert ledger.tokens(0.0, 2.5) == 1160
 
 
-def test_a_flip_is_a_change_of_mode_under_a_new_order():
+def test_a_flip_is_a_change_that_the_next_look_confirms():
     flips = Flips()
-    flips.observe(0.0, on=True, epoch=0)  # its own choice, nobody has steered it yet
-    flips.observe(1.0, on=False, epoch=1)  # the first order is no flip
-    flips.observe(2.0, on=False, epoch=1)
-    flips.observe(3.0, on=None, epoch=2)
-    flips.observe(4.0, on=True, epoch=2)
-    flips.observe(5.0, on=True, epoch=3)
-    flips.observe(6.0, on=False, epoch=4)
-    assert flips.seen == [Flip(4.0, on=True), Flip(6.0, on=False)]
+    flips.observe(0.0, on=False)  # what it does at first is no flip
+    flips.observe(1.0, on=None)
+    flips.observe(2.0, on=True)
+    flips.observe(3.0, on=True)
+    flips.observe(4.0, on=False)  # it had not taken an order over yet
+    flips.observe(5.0, on=True)
+    flips.observe(6.0, on=False)
+    flips.observe(7.0, on=None)  # a short look
+    flips.observe(8.0, on=False)
+    flips.observe(9.0, on=False)
+    assert flips.seen == [Flip(2.0, on=True), Flip(8.0, on=False)]
     assert (flips.count(on=True), flips.count(on=False)) == (1, 1)
 
 
-@pytest.mark.parametrize("waves", [1, 2, 3])
-def test_each_wave_rises_to_the_top_once_and_ends_low(waves):
-    curve = Curve(seconds=55.0 * waves, low=28, high=150, waves=waves)
-    levels = [curve.at(tenth / 10) for tenth in range(550 * waves)]
-    tops = sum(a < 150 <= b for a, b in pairwise(levels))
-    assert tops == waves
-    assert set(levels[-100:]) == {28}
-    assert min(levels) == 28
-    assert max(levels) == 150
-    assert curve.at(-0.1) == curve.at(55.0 * waves) == 0
+CURVE = Curve(
+    60.0,
+    ((0, 28), (8, 28), (10, 150), (20, 150), (22, 28), (60, 28)),
+    ((0, 2.0), (28, 1.2), (46, 2.0)),
+)
+
+
+def test_the_load_goes_smoothly_from_corner_to_corner():
+    levels = [CURVE.at(tenth / 10) for tenth in range(600)]
+    assert sum(a < 150 <= b for a, b in pairwise(levels)) == 1
+    assert {CURVE.at(at) for at in (0.0, 8.0, 22.0, 59.9)} == {28}
+    assert {CURVE.at(at) for at in (10.0, 15.0, 20.0)} == {150}
+    assert CURVE.at(9.0) == 89
+    assert max(abs(a - b) for a, b in pairwise(levels)) < 12
+    assert (CURVE.low, CURVE.high) == (28, 150)
+    assert CURVE.at(-0.1) == CURVE.at(60.0) == 0
+
+
+def test_requests_are_as_predictable_as_prompts_of_their_time_are():
+    assert [CURVE.accepted(at) for at in (-0.1, 0.0, 27.9, 28.0, 45.9, 46.0, 99.0)] == [
+        *(2.0, 2.0, 2.0),
+        *(1.2, 1.2),
+        *(2.0, 2.0),
+    ]
+    assert CURVE.drop == (28, 46)
+    assert Curve(9.0, ((0, 1),), ((0, 2.0),)).drop == (9.0, 9.0)
+    assert Curve(9.0, ((0, 1),), ((0, 2.0), (4, 1.5))).drop == (4, 9.0)

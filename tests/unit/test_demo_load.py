@@ -14,6 +14,12 @@ from tests.demo.ledger import Ledger
 from tests.demo.load import NEW_TOKENS, PROMPT_TOKENS, Crowd, Load, client_session
 
 FAST = EngineConfig(time_scale=2.0, max_running_requests=64)
+RISING = Curve(1.5, ((0, 2), (0.4, 2), (0.6, 12), (1.0, 12), (1.2, 2)), ((0, 2.5),))
+
+
+def steady(seconds, clients, *accepted):
+    """A load that stays as it is."""
+    return Curve(seconds, ((0, clients),), accepted or ((0, 2.5),))
 
 
 async def run(running, curve, *, ledger=None, during=None):
@@ -37,7 +43,7 @@ async def test_the_crowd_follows_the_curve_and_no_request_is_cut_when_it_falls()
                 assert ledger.open <= 12
                 await asyncio.sleep(0.01)
 
-        ledger, crowd = await run(running, Curve(1.5, low=2, high=12, waves=1), during=look)
+        ledger, crowd = await run(running, RISING, during=look)
         answered = running.engine.counters["num_requests_total", "true"]
         made = running.engine.counters["generation_tokens_total", "true"]
     assert most == 12
@@ -71,7 +77,7 @@ async def test_an_engine_that_dies_loses_the_requests_in_flight():
             await ledger.reached.wait()
             running.engine.restart()
 
-        curve = Curve(0.5, low=4, high=4, waves=1)
+        curve = steady(0.5, 4)
         await run(running, curve, ledger=ledger, during=restart)
     assert (ledger.sent, ledger.finished) == (4, 0)
     assert ledger.lost.total() == 4
@@ -82,7 +88,7 @@ async def test_the_nth_request_to_a_pod_is_of_the_same_size_in_every_specserve()
     async with running_engine(FAST) as one, running_engine(FAST) as other:
         made = []
         for running in (one, other):
-            curve = Curve(0.4, low=1, high=1, waves=1)
+            curve = steady(0.4, 1)
             ledger, _ = await run(running, curve)
             made.append((ledger.sent, sum(ledger.bins.values())))
     sent = min(count for count, _ in made)
@@ -91,6 +97,14 @@ async def test_the_nth_request_to_a_pod_is_of_the_same_size_in_every_specserve()
     for count, tokens in made:
         assert tokens == sum(new for _, new in sizes[:count])
     assert 1 <= sent <= 99
+
+
+@pytest.mark.parametrize(("length", "least", "most"), [(1.0, 1.0, 1.0), (4.0, 3.5, 4.0)])
+async def test_prompts_decide_how_many_drafts_are_accepted(length, least, most):
+    async with running_engine(FAST) as running:
+        await run(running, steady(0.3, 4, (0, length)))
+        (counts,) = running.engine.groups[0].stats.acceptance()
+    assert least <= 1 + sum(counts.accepted) / counts.verifies <= most
 
 
 @pytest.mark.parametrize(("kind", "said"), [("status", "HTTP 503"), ("reset", "after 0 tokens")])
@@ -102,7 +116,7 @@ async def test_a_refused_request_is_lost_and_not_tried_again(kind, said):
         ledger = Ledger()
         async with client_session() as session:
             crowd = Crowd(running.url, ledger, Random(1))
-            await Load(session, [crowd], Curve(1.0, 1, 1, 1), clock=lambda: next(clock)).run()
+            await Load(session, [crowd], steady(1.0, 1), clock=lambda: next(clock)).run()
     assert (ledger.sent, ledger.finished) == (1, 0)
     (problem,) = ledger.lost
     assert said in problem
