@@ -12,11 +12,13 @@ from specserve.policy import (
     Memory,
     Sample,
     Setting,
+    breakeven,
     crashed,
     decide,
     directive,
     pardoned,
 )
+from specserve.policy.acceptance import Acceptance
 from specserve.policy.breakeven import steps_at
 from specserve.policy.curve import CurveDocument, Point
 from specserve.policy.probe import LONGEST
@@ -327,6 +329,13 @@ def test_more_step_counts_are_tried_where_they_promise_more():
     world.accept = 1.25
     world.run(120)
     assert world.active() == max(world.steps, key=world.rate)
+
+
+def test_a_handful_of_verifies_decides_nothing():
+    few = Acceptance((0.0, 0.0, 0.0), 5.0, 1.0)
+    context = Context(curve=curve(ONE_GPU))
+    assert breakeven.best(rule(), context, few, 8, 3) == 3
+    assert breakeven.best(rule(), context, replace(few, verifies=500.0), 8, 3) == 0
 
 
 def test_the_queue_counts_as_demand():

@@ -20,7 +20,7 @@ FADING: Final = 15.0
 FORGOTTEN: Final = 60.0
 #: Standard errors between a new reading and the counts so far that make it another traffic.
 CHANGED: Final = 4.0
-#: Fewest verifies of a reading that can contradict the counts so far.
+#: Fewest verifies that can contradict earlier ones or decide anything.
 TELLING: Final = 40
 
 

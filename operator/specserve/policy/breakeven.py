@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from specserve import api
 from specserve.policy import pace, threshold
-from specserve.policy.acceptance import Acceptance
+from specserve.policy.acceptance import TELLING, Acceptance
 from specserve.policy.curve import across
 from specserve.policy.rounds import BUCKETS, LARGEST_BATCH, bucket_of, smallest
 from specserve.policy.state import Context, Memory, Sample
@@ -26,7 +26,7 @@ JUMP: Final = 2.0
 PATIENCE: Final = 60.0
 LEAST_MARGIN: Final = 0.2
 #: Time constant in seconds after which a load is no longer one of late.
-LATELY: Final = 300.0
+LATELY: Final = 600.0
 #: Factor by which step counts must differ in worth to be switched between by a wavering load.
 BORDER: Final = 1.3
 #: Factor below which a flip is a close call, which noise can turn round.
@@ -197,7 +197,7 @@ def best(
     if margin is None:
         margin = policy.break_even.margin_percent / 100
     known = arms(context, acceptance, batch)
-    if acceptance is None or not known:
+    if acceptance is None or acceptance.verifies < TELLING or not known:
         return present
     worth = value_of(known, present)
     if worth is None:
@@ -301,8 +301,8 @@ def sent(
         largest: Largest batch of a rank.
     """
     place = BUCKETS.index(bucket)
-    low = max(BUCKETS.index(visited[0]) - 1, 0)
-    high = min(BUCKETS.index(visited[1]) + 1, len(BUCKETS) - 1)
+    low = max(BUCKETS.index(visited[0]) - 2, 0)
+    high = min(BUCKETS.index(visited[1]) + 2, len(BUCKETS) - 1)
     chosen = {bucket: steps_at(base, bucket)}
     for way in (range(place + 1, len(BUCKETS)), range(place - 1, -1, -1)):
         before = chosen[bucket]

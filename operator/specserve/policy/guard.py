@@ -20,8 +20,6 @@ def seconds(value: float) -> str:
 QUIET: Final = 600.0
 #: Seconds over which probes and close calls keep to their share of the budget.
 BURST: Final = 600.0
-#: That share; the rest is for the engine's own steps along its table.
-MODEST: Final = 0.5
 #: Most doublings of the dwell.
 MOST_UNREST: Final = 4
 
@@ -65,14 +63,14 @@ def unrest(policy: api.Policy, memory: Memory, now: float) -> tuple[str, str] | 
     return None
 
 
-def seldom(policy: api.Policy, memory: Memory, now: float, more: int) -> bool:
-    """Whether `more` flips keep to the budget's share of ten minutes.
+def seldom(policy: api.Policy, memory: Memory, now: float, more: int, share: float = 0.4) -> bool:
+    """Whether `more` flips keep to a share of the budget of ten minutes.
 
     Decisions that gain much may spend the hour's budget as they need it; probes and close calls
-    may not spend it in a burst.
+    may not spend it in a burst. The rest is for the engine's own steps along its table.
     """
     lately = sum(at > now - BURST for at in memory.flips)
-    return lately + more <= policy.max_flips_per_hour * BURST / HOUR * MODEST
+    return lately + more <= policy.max_flips_per_hour * BURST / HOUR * share
 
 
 def stirred(memory: Memory, now: float) -> Memory:

@@ -59,6 +59,9 @@ MOVED: Final = 2.0
 JUMPED: Final = 4.0
 #: Worth of a step count up to which, either way, a neighbouring batch does not settle it.
 NEARLY: Final = 1.35
+#: Shares of the flip budget of ten minutes up to which acceptance is renewed, and the rest done.
+RENEWING: Final = 0.8
+ELSE: Final = 0.4
 #: Flips of the budget that probes leave to decisions.
 RESERVED: Final = 4
 
@@ -122,11 +125,10 @@ def due(
     }
     if now < after[kind]:
         return None
-    if (
-        kind != "Learn"
-        and not _jumped(acceptance, batch)
-        and not guard.seldom(policy, memory, now, 2)
-    ):
+    # What is learnt for the first time, and a load far off, are worth any flip of the budget.
+    free = kind == "Learn" or (kind == "Moved" and _jumped(acceptance, batch))
+    share = RENEWING if kind == "Renew" else ELSE
+    if not free and not guard.seldom(policy, memory, now, 2, share):
         return None
     if _loss(context, acceptance, batch, steps, present) * TYPICAL > credit(policy, probing, now):
         return None
@@ -162,7 +164,7 @@ def _look_on(
     promising = _untried(context, acceptance, batch, needed)
     if promising is not None:
         return promising
-    if now - acceptance.at >= wait:
+    if now - acceptance.at >= wait and not _jumped(acceptance, batch):
         ago = guard.seconds(now - acceptance.at)
         return deepest, "Renew", f"acceptance was last seen {ago} ago"
     if acceptance.batch is not None and not _within(acceptance.batch / batch, MOVED):
