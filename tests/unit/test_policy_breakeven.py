@@ -361,7 +361,7 @@ def test_a_lost_signal_in_a_probe_ends_it_and_holds():
     world.run(60)
     while world.doing is None or not world.doing.probe:
         world.tick()
-    assert world.doing.fallback == Setting(world.memory.table)
+    assert world.doing.fallback == Setting(world.memory.tiers)
     world.now += 10
     verdict, memory = decide(world.policy, world.memory, None, world.now)
     assert (verdict.mode, verdict.code) == ("Off", "SamplesStale")

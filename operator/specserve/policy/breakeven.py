@@ -80,6 +80,8 @@ def settle(memory: Memory, context: Context, sample: Sample, now: float) -> Memo
     """
     demand = demand_of(context, sample)
     batch = memory.batch
+    if batch is not None and not sum(context.load(sample)):
+        return replace(memory, settled=now)  # an idle engine keeps its table
     if batch is None:
         memory = replace(memory, range=(demand, demand), settled=now)
     lasted = max(0.0, now - memory.settled)
