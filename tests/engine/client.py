@@ -68,9 +68,21 @@ class Engine:
     # Serving port
 
     async def generate(
-        self, prompt: str | list[int], tokens: int, *, stream: bool = True
+        self,
+        prompt: str | list[int],
+        tokens: int,
+        *,
+        stream: bool = True,
+        begun: asyncio.Event | None = None,
     ) -> Answer:
-        """Generate greedily, exactly `tokens` tokens. Whatever breaks makes it incomplete."""
+        """Generate greedily, exactly `tokens` tokens. Whatever breaks makes it incomplete.
+
+        Args:
+            prompt: Text or token ids.
+            tokens: How many to generate.
+            stream: Whether to take them as they come.
+            begun: Set when the first of a stream have come.
+        """
         body: dict[str, Any] = {
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
             "stream": stream,
@@ -89,6 +101,8 @@ class Engine:
                 if stream:
                     async for event in _events(reply):
                         done = event == "[DONE]"
+                        if begun is not None:
+                            begun.set()
                         if not done:
                             last = json.loads(event)
                             ids = _joined(ids, last)

@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tests.engine.client import ranks_of, until
-from tests.engine.measure import running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +17,20 @@ if TYPE_CHECKING:
     from tests.engine.server import Server
 
 TOKENS = 400
+BEGIN_SECONDS = 30
 END_SECONDS = 90
 LEASE_SECONDS = 5
 
 
 async def streams(engine: Engine, prompts: Sequence[str]) -> list[asyncio.Task[Answer]]:
-    """Start streams; returns once all of them run."""
-    tasks = [asyncio.create_task(engine.generate(text, TOKENS)) for text in prompts]
-    await running(engine, len(tasks))
+    """Start streams; returns once each of them has begun."""
+    begun = [asyncio.Event() for _ in prompts]
+    tasks = [
+        asyncio.create_task(engine.generate(text, TOKENS, begun=event))
+        for text, event in zip(prompts, begun, strict=True)
+    ]
+    async with asyncio.timeout(BEGIN_SECONDS):
+        await asyncio.gather(*(event.wait() for event in begun))
     return tasks
 
 
