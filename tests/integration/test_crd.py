@@ -191,6 +191,14 @@ STATUS: dict[str, Any] = {
         "lastSwitchReason": "96 in flight above 48",
         "acceptLengthCenti": 231,
         "samplePeriodMilliseconds": 750,
+        "decisions": [
+            {
+                "time": "2026-07-01T00:00:00Z",
+                "pod": "chat-1",
+                "mode": "Off",
+                "reason": "off: 96 in flight above 48",
+            }
+        ],
     },
     "conditions": [
         {
