@@ -245,7 +245,9 @@ def demo(image):
     spec = manifest["spec"]
     spec["engine"]["image"] = image
     spec["engine"]["resources"] = {"requests": {"cpu": "50m", "memory": "64Mi"}}
+    # What is tried here is the installation: flips must follow the load of this test alone.
     spec["policy"] |= {
+        "strategy": "Threshold",
         "threshold": {"offAbove": 12, "onBelow": 6},
         "dwellOnSeconds": 1,
         "dwellOffSeconds": 1,
