@@ -412,6 +412,15 @@ def _restart_kubelet(cluster):
 
     until(ready, "the node", 60, alive=[cluster.kubelet])
 
+    def known():
+        # A node is Ready by its old word while the new kubelet has yet to learn of its pods.
+        with contextlib.suppress(CommandError):
+            raw = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{NODE_NAME}/proxy/pods")
+            return any(pod["metadata"]["name"] == "waves" for pod in json.loads(raw)["items"])
+        return False
+
+    until(known, "the kubelet to know its pods", 60, alive=[cluster.kubelet])
+
 
 def _kill_engine(story):
     before = story.engines("demo")
