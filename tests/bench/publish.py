@@ -48,6 +48,12 @@ SGLang with the plugin, by `python -m tests.engine.measure` (CPU) and `python -m
 `contract` counts the cases of the wire contract. The times are from an order received to the first
 batch under it on every rank, in milliseconds, with requests running.
 """
+_STUDIES_HEAD = """\
+## Studies
+
+One question each, asked of a real engine. The answers are in
+[the engine plugin](../engine-plugin.md).
+"""
 _END_TO_END_HEAD = """\
 ## End to end
 
@@ -71,7 +77,7 @@ def publish(build: Path, docs: Path) -> list[Path]:
     """
     docs.mkdir(parents=True, exist_ok=True)
     written = [*_benchmarks(build / "bench", docs)]
-    written += _records(build / "engine", docs, "", _is_engine)
+    written += _records(build / "engine", docs, "", _is_of_engine)
     written += _records(build / "e2e", docs, END_TO_END, _is_end_to_end)
     if written:
         (docs / INDEX).write_text(index(docs), encoding="utf-8")
@@ -109,6 +115,14 @@ def _is_engine(record: Result) -> bool:
     return {"sglang", "device", "tp", "contract", "flips"} <= record.keys()
 
 
+def _is_study(record: Result) -> bool:
+    return {"study", "sglang", "device", "figures"} <= record.keys()
+
+
+def _is_of_engine(record: Result) -> bool:
+    return _is_engine(record) or _is_study(record)
+
+
 def _is_end_to_end(record: Result) -> bool:
     return record.get("requestsLost") is not None
 
@@ -118,13 +132,15 @@ def _is_end_to_end(record: Result) -> bool:
 
 def index(docs: Path) -> str:
     """The page that tells all results in `docs`."""
-    engines, runs = [], []
+    engines, studies, runs = [], [], []
     for file in sorted(docs.glob("*.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
         if file.name.startswith(END_TO_END):
             runs.append((file, record))
         elif isinstance(record, dict) and _is_engine(record):
             engines.append((file, record))
+        elif isinstance(record, dict) and _is_study(record):
+            studies.append((file, record))
     pages = [path for path in sorted(docs.glob("*.md")) if path.name != INDEX]
     parts = [_INDEX_HEAD + "\n" + "\n".join(f"- {_link(each)}" for each in pages)]
     if engines:
@@ -134,6 +150,10 @@ def index(docs: Path) -> str:
         )
         rows = [_engine_row(file, record) for file, record in sorted(engines, key=_by_version)]
         parts.append(f"{_ENGINES_HEAD}\n{report.table(columns, rows)}")
+    if studies:
+        columns = ("study", "SGLang", "device", "machine", "measured", "file")
+        rows = [_study_row(*each) for each in studies]
+        parts.append(f"{_STUDIES_HEAD}\n{report.table(columns, rows)}")
     if runs:
         columns = (
             *("run", "SGLang", "flips", "requests", "lost", "install to first token s"),
@@ -169,6 +189,17 @@ def _engine_row(file: Path, record: Result) -> tuple[object, ...]:
         flips.get("requests", "-"),
         flips.get("requestsLost", "-"),
         *(times.get(name, "-") for name in ("p50", "p99", "max")),
+        _machine(record),
+        record.get("at", NOT_RECORDED),
+        f"[{file.name}]({file.name})",
+    )
+
+
+def _study_row(file: Path, record: Result) -> tuple[object, ...]:
+    return (
+        record["study"],
+        record["sglang"],
+        record["device"],
         _machine(record),
         record.get("at", NOT_RECORDED),
         f"[{file.name}]({file.name})",

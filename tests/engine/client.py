@@ -45,12 +45,14 @@ class Answer:
             though its status was 200.
         seconds: From the request to the end of its answer.
         verifies: Verify rounds it took; None without speculation.
+        cached: Tokens of its prompt that were in the engine's cache; None if it was cut short.
     """
 
     ids: tuple[int, ...]
     complete: bool
     seconds: float
     verifies: int | None = None
+    cached: int | None = None
 
 
 class Lost(Exception):
@@ -116,6 +118,7 @@ class Engine:
             done and len(ids) == tokens,
             time.monotonic() - began,
             last.get("meta_info", {}).get("spec_verify_ct"),
+            last.get("meta_info", {}).get("cached_tokens"),
         )
 
     async def get(self, path: str) -> Any:

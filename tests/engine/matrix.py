@@ -252,15 +252,15 @@ async def carry_out(plans: tuple[Plan, ...]) -> dict[str, str]:
     return failed
 
 
-def alone() -> None:
-    """Go on in a network namespace of its own."""
+def alone(module: str = "tests.engine.matrix") -> None:
+    """Go on in a network namespace of its own, with the program that this process runs."""
     if ALONE in os.environ:
         return
     if shutil.which("ip") is None:
         debian.install(Progress(), ("iproute2",))
     words = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     inside = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    again = [sys.executable, "-m", "tests.engine.matrix", *sys.argv[1:]]
+    again = [sys.executable, "-m", module, *sys.argv[1:]]
     os.execvpe(words[0], [*words, *inside, *again], {**os.environ, ALONE: "1"})
 
 

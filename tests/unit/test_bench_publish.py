@@ -78,6 +78,15 @@ def test_the_index_tells_what_failed_and_what_is_not_known(build, docs):
     assert life[8:] == ["2 cores of Some CPU, 23.5 GiB", "2026-11-30T02:00:00Z"]
 
 
+def test_the_study_of_an_engine_has_a_row_of_its_own(build, docs):
+    study = {"study": "recovery", "sglang": "0.5.23", "device": "cpu", "figures": []}
+    put(build, "engine/recovery-0.5.23-cpu.json", study | {"machine": MACHINE, "at": "today"})
+    [written] = publish.publish(build, docs)
+    assert written.name == "recovery-0.5.23-cpu.json"
+    [row] = rows(docs)
+    assert row[:5] == ["recovery", "0.5.23", "cpu", "2 cores of Some CPU, 23.5 GiB", "today"]
+
+
 def test_an_accelerator_is_named_where_it_is_recorded(build, docs):
     put(build, "engine/a.json", ENGINE | {"machine": MACHINE | {"accelerator": "one H200"}})
     publish.publish(build, docs)
