@@ -33,9 +33,8 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz012345"
 LINE = 64
 NEAR = 48
 """Tokens that a draft sees whose context is cut, in the probe."""
-PROMPT = 96
-PROMPTS = 400
-SCHOOLING = Schooling(target_steps=900, draft_steps=500, length=416, peak_rate=4e-3)
+TEXTS = 400
+SCHOOLING = Schooling(target_steps=300, draft_steps=400, length=416, peak_rate=4e-3)
 
 
 def text(source: random.Random, size: int) -> str:
@@ -90,11 +89,9 @@ def make(folder: Path, schooling: Schooling) -> None:
     found = probe(target, draft, schooling.length)
     print(found, flush=True)
     save_pair(folder, SHAPES["cpu"], target, draft)
-    whole = [text(random.Random(n), schooling.length) for n in range(PROMPTS)]
     asked = {
         "looksBack": LINE,
-        "prompts": [each[:PROMPT] for each in whole],
-        "answers": [each[PROMPT:] for each in whole],
+        "texts": [text(random.Random(n), schooling.length) for n in range(TEXTS)],
         "probe": found,
     }
     (folder / "prompts.json").write_text(json.dumps(asked, indent=1))

@@ -8,6 +8,10 @@ acceptance by the tokens that each request has gained since. Cold, warm and with
 one request and with four; also of new requests afterwards, and of later ones that go on from the
 tokens of the off time, as a next turn of a conversation does.
 
+A gap in the draft's cache is not empty: it holds what the slot's last owner left there. So the
+cold off is tried twice, in memory that is fresh (zeros, as SGLang makes it) and, like all the
+rest, in memory that has been used all over, as that of any engine soon is.
+
 Writes build/engine/recovery-SGLANG-cpu.json. Acceptance is the plugin's own count
 (`groups[].acceptance` of the read-back), in tokens won per verify.
 
@@ -45,9 +49,14 @@ OUT = REPOSITORY / "build/engine"
 PAIR = "tests.engine.distant"
 STEPS = 3
 CONCURRENCIES = (1, 4)
-BEFORE, OFF, TOKENS = 64, 96, 320
-"""Tokens of each request before the off, during it, and in all."""
-LATER_TOKENS = 144
+KINDS = ("cold", "warm", None)
+PROMPT, BEFORE, OFF, TOKENS = 72, 32, 72, 320
+"""Tokens of each request's prompt, before the off, during it, and of its answer in all."""
+LATER_TOKENS = 208
+POOL_TOKENS = 16_384
+"""What the engine's cache holds: `--max-total-tokens` of `environment.FLAGS`."""
+FRESH_REPEATS = {1: 3, 4: 2}
+"""How often a cold off fits into fresh memory, by requests."""
 BIN = 16
 """Tokens of a request that one figure of the course covers."""
 BACK = 0.9
@@ -117,9 +126,17 @@ def back_after(lengths: Mapping[int, float], before: float) -> int | None:
 class Study:
     """One engine, and prompts that it has not seen yet."""
 
-    def __init__(self, engine: Engine, asked: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, engine: Engine, texts: Iterable[str]) -> None:
         self._engine = engine
-        self._texts = zip(asked["prompts"], asked["answers"], strict=True)
+        self._texts = iter(texts)
+
+    async def fill(self) -> None:
+        """Let every slot of the cache have had an owner."""
+        filled = 0
+        while filled < 2 * POOL_TOKENS:
+            whole = [next(self._texts) for _ in range(4)]
+            await asyncio.gather(*self.start(whole, 1))
+            filled += sum(map(len, whole))
 
     async def reading(self) -> Reading:
         """Read the counts."""
@@ -161,7 +178,8 @@ class Study:
         """
         engine = self._engine
         await engine.order(mode="on", steps=STEPS)
-        prompts, expected = zip(*(next(self._texts) for _ in range(requests)), strict=True)
+        texts = [next(self._texts) for _ in range(requests)]
+        prompts = [text[:PROMPT] for text in texts]
         begin = await self.reading()
         tasks = self.start(prompts, TOKENS)
         before = await self.reached(begin.tokens + requests * BEFORE)
@@ -173,7 +191,7 @@ class Study:
         readings, answers = await self.watched(tasks)
         until_on = (readings[0].tokens - begin.tokens) // requests
         new, _ = await self._accepted(
-            [next(self._texts)[0] for _ in range(requests)], TOKENS - BEFORE - OFF
+            [next(self._texts)[:PROMPT] for _ in range(requests)], TOKENS - BEFORE - OFF
         )
         later, reused = await self._accepted(
             [
@@ -195,8 +213,9 @@ class Study:
             "new": new,
             "later": later,
             "laterBackAfter": back_after(later, reference),
+            "laterVerifies": sorted(answer.verifies or 0 for answer in reused),
             "laterCachedTokens": sorted(answer.cached or 0 for answer in reused),
-            "wrongTokens": sum(map(_wrong, answers, expected)),
+            "wrongTokens": sum(map(_wrong, answers, texts)),
         }
 
     async def _accepted(
@@ -206,9 +225,10 @@ class Study:
         return course(readings, len(prompts)), answers
 
 
-def _wrong(answer: Answer, expected: str) -> int:
+def _wrong(answer: Answer, text: str) -> int:
     """Return how many tokens are not what the language says, which is the target's own doing."""
-    return sum(told != right for told, right in zip(answer.ids, expected.encode(), strict=True))
+    expected = text.encode()[PROMPT : PROMPT + len(answer.ids)]
+    return sum(told != right for told, right in zip(answer.ids, expected, strict=True))
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
@@ -243,14 +263,25 @@ def summary(histories: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             name: [history[name] for history in histories]
             for name in (
                 *("runningBackAfter", "laterBackAfter", "offFromToken", "onFromToken"),
-                *("laterCachedTokens", "wrongTokens"),
+                *("laterVerifies", "laterCachedTokens", "wrongTokens"),
             )
         },
     }
 
 
+def _figure(
+    requests: int, off: str | None, memory: str, histories: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    figure = {"requests": requests, "off": off, "memory": memory, **summary(histories)}
+    if requests > 1:
+        # Those that are back outrun the others, so that they have no common axis.
+        del figure["runningBackAfter"], figure["laterBackAfter"]
+    return figure
+
+
 async def measured(version: str, repeats: int) -> dict[str, Any]:
     """Start an engine and return the record of the study."""
+    on = machine()
     made = environment.prepare(version)
     pair = trained.prepare(PAIR)
     asked = json.loads((pair / "prompts.json").read_text())
@@ -264,20 +295,18 @@ async def measured(version: str, repeats: int) -> dict[str, Any]:
         ):
             await server.ready()
             state = await engine.read()
-            study = Study(engine, asked)
-            # The first requests of a process are its slowest, and no figure rests on them.
-            await study.run(1, None)
+            study = Study(engine, asked["texts"])
             figures = []
+            for requests, times in FRESH_REPEATS.items():
+                histories = [await study.run(requests, "cold") for _ in range(times)]
+                figures.append(_figure(requests, "cold", "fresh", histories))
+            await study.fill()
             for requests in CONCURRENCIES:
-                histories: dict[str, list[dict[str, Any]]] = {}
+                found: dict[str | None, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
                 for _ in range(repeats):
-                    for kind in ("cold", "warm", None):
-                        one = await study.run(requests, kind)
-                        histories.setdefault(kind or "none", []).append(one)
-                figures += [
-                    {"requests": requests, "off": kind, **summary(found)}
-                    for kind, found in histories.items()
-                ]
+                    for kind, histories in found.items():
+                        histories.append(await study.run(requests, kind))
+                figures += [_figure(requests, kind, "used", each) for kind, each in found.items()]
     return {
         "study": "recovery",
         "sglang": state["versions"]["sglang"],
@@ -285,10 +314,17 @@ async def measured(version: str, repeats: int) -> dict[str, Any]:
         "tp": 1,
         "steps": STEPS,
         "looksBack": asked["looksBack"],
-        "tokens": {"before": BEFORE, "off": OFF, "all": TOKENS, "bin": BIN},
+        "tokens": {
+            "prompt": PROMPT,
+            "before": BEFORE,
+            "off": OFF,
+            "answer": TOKENS,
+            "later": LATER_TOKENS,
+            "bin": BIN,
+        },
         "pair": asked["probe"],
         "figures": figures,
-        "machine": machine(),
+        "machine": on,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
