@@ -135,7 +135,8 @@ class Scheduler:
         accept_length: acceptance of requests that name none.
         steps: draft steps at the start; None is an engine without a draft.
         recovery_rounds: after a cold off, rounds until the drafts of a request that decoded
-            meanwhile are accepted as before. 0: no such loss was measured.
+            meanwhile are accepted as before. 0 is a draft that looks back a few tokens; one that
+            needs the token 64 back took 64 rounds and more (docs/engine-plugin.md).
         on_round: told of each finished round.
     """
 
