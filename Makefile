@@ -98,11 +98,12 @@ generate: binaries ## Write what is generated: CRD, chart, plain manifests, gold
 	$(run) python -m specserve.schema
 	$(run) python -m tests.chart.generate
 	$(run) python -m tests.golden.update
+	$(run) python -m tests.golden.curves
 
 .PHONY: verify
 verify: generate ## Generate again, and fail if that differs from what is committed
 	$(uv) lock --check
-	git diff --exit-code -- crds charts examples/install tests/golden/expected
+	git diff --exit-code -- crds charts examples/install tests/golden/expected operator/specserve/curves
 
 .PHONY: images
 images: packages ## Build the container images into build/images

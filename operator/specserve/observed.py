@@ -44,7 +44,6 @@ class Pod:
         leaving: On its way out; it still holds its GPU.
         boot: Changes with each start of the engine container.
         trouble: What keeps it from being ready, None if nothing is known to.
-        exit_code: How the engine process before this one ended; None if there was none.
     """
 
     uid: str
@@ -56,7 +55,6 @@ class Pod:
     leaving: bool
     boot: str
     trouble: Trouble | None
-    exit_code: int | None = None
 
 
 def pod(item: Object) -> Pod:
@@ -81,7 +79,6 @@ def pod(item: Object) -> Pod:
         leaving=leaving,
         boot=f"{engine.get('containerID', '')}#{engine.get('restartCount', 0)}",
         trouble=_trouble(phase, conditions, containers),
-        exit_code=((engine.get("lastState") or {}).get("terminated") or {}).get("exitCode"),
     )
 
 

@@ -164,7 +164,7 @@ class Regulator:
                 steered.retry_at = 0.0
             if old is not None and old.draft != target.draft:
                 # What another draft did to the engine says nothing about this one.
-                steered.memory = replace(steered.memory, crashes=(), crashed=False)
+                steered.memory = policy.pardoned(steered.memory)
             if steered.pod.usable:
                 self._schedule(steered, self._clock())
 
@@ -217,10 +217,10 @@ class Regulator:
             return
         rebooted = steered.pod.boot != new.boot or steered.pod.ip != new.ip
         returned = new.usable and not steered.pod.usable
-        failed = steered.pod.boot != new.boot and bool(new.exit_code)
+        ended = steered.pod.boot != new.boot
         steered.pod = new
-        if failed:
-            self._crashed(steered)
+        if ended:
+            self._ended(steered)
         if rebooted:
             steered.restart(self._clock())
         if new.usable and (rebooted or returned):
@@ -559,15 +559,15 @@ class Regulator:
             self._settings.clear()
         return self._settings.setdefault(repr(setting), setting)
 
-    def _crashed(self, steered: Steered) -> None:
-        """Take in that an engine has failed; what it did then may be why."""
+    def _ended(self, steered: Steered) -> None:
+        """Take in that an engine process is gone in a living pod; what it did may be why.
+
+        Its exit code says nothing: SGLang as the first process of a container cannot kill
+        itself, so it leaves with 0 after a crash, while older ones leave a drain with 137.
+        """
         if steered.readback is not None and directive.is_on(steered.readback):
             steered.memory = policy.crashed(steered.memory, self._clock())
-            log.warning(
-                "%s: the engine ended with exit code %s while it speculated",
-                steered.pod.name,
-                steered.pod.exit_code,
-            )
+            log.warning("%s: the engine ended while it speculated", steered.pod.name)
 
     def _judge(self, steered: Steered, target: Target, now: float) -> Verdict:
         """Have the policy decide, and take note of what it said."""

@@ -44,7 +44,7 @@ all numbers. Machines differ, so compare within a row or a page.
 _ENGINES_HEAD = """\
 ## Real engines
 
-SGLang with the plugin, by `python -m tests.engine.measure` (CPU) and `python -m tests.gpu.job`.
+SGLang with the plugin, by `make test-engine` (CPU) and `python -m tests.gpu.job`.
 `contract` counts the cases of the wire contract. The times are from an order received to the first
 batch under it on every rank, in milliseconds, with requests running.
 """
