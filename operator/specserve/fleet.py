@@ -119,11 +119,6 @@ class Steered:
             return None
         return directive.matches(self.readback, self.wanted) or self.astray
 
-    @property
-    def recovered(self) -> bool:
-        """Whether the last directive was taken, or no longer matters."""
-        return self.control_error is None and not self.untaken
-
     def recover(self) -> None:
         """Take note of a call that went well."""
         self.control_error = None
@@ -166,9 +161,8 @@ class Steered:
         told = self.told if now < self.quiet_until else None
         stale = patient is not None and self.stale(patient, now)
         acceptance = memory.counts.acceptance
-        ineffective = patient is not None and (
-            memory.crashed or memory.ineffective >= patient.draft_guard.windows
-        )
+        limit = None if patient is None else patient.draft_guard.windows
+        ineffective = limit is not None and memory.ineffective >= limit
         return Engine(
             name=self.pod.name,
             on=self.on(now),

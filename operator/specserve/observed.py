@@ -4,6 +4,7 @@ Whole bodies are not kept: 10,000 pods of 15 kB would be most of the operator's 
 """
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def _trouble(
         waiting = state.get("waiting") or {}
         reason = _WAITING.get(waiting.get("reason", ""))
         if reason == "CrashLooping":
-            return Trouble(reason, f"container {container['name']} {_exit(last)}")
+            return _ended(reason, f"container {container['name']} {_exit(last)}", last)
         if reason:
             return Trouble(
                 reason,
@@ -114,18 +115,34 @@ def _trouble(
             )
         ended = state.get("terminated") or {}
         if ended.get("exitCode"):
-            return Trouble("CrashLooping", f"container {container['name']} {_exit(ended)}")
+            return _ended("CrashLooping", f"container {container['name']} {_exit(ended)}", ended)
         if last and not container.get("ready") and container.get("restartCount", 0) > 0:
-            return Trouble(
+            return _ended(
                 "Restarted",
                 f"container {container['name']} {_exit(last)}; "
                 f"restarted {container['restartCount']} times",
+                last,
             )
     if phase == "Failed":
         return Trouble("PodFailed", "the pod failed; its Deployment replaces it")
     if phase == "Running" and conditions.get("Ready", {}).get("status") != "True":
         return Trouble("Loading", "the engine runs and is not ready yet")
     return None
+
+
+#: What PyTorch says when the GPU's memory does not suffice, in its various ways.
+_OUT_OF_GPU_MEMORY = re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError")
+_LOWER = (
+    "lower engine.memFractionStatic, engine.maxRunningRequests (graphs are captured up to it), "
+    "or the number of draft.steps (each has graphs of its own)"
+)
+
+
+def _ended(reason: str, message: str, ended: Mapping[str, Any]) -> Trouble:
+    """Why a container ended; the GPU's memory is told apart from the kernel's OOMKilled."""
+    if _OUT_OF_GPU_MEMORY.search(ended.get("message") or ""):
+        return Trouble("OutOfGpuMemory", f"{message}; {_LOWER}")
+    return Trouble(reason, message)
 
 
 def _exit(ended: Mapping[str, Any]) -> str:

@@ -551,6 +551,7 @@ class Regulator:
                 None if on is None else ("On" if on else "Off"),
                 since,
                 _table(answer) if target.policy.strategy == "BreakEven" else (),
+                now,
             )
 
     def _shared(self, setting: Any) -> Any:
@@ -784,7 +785,7 @@ class Regulator:
     def collect(self) -> Iterable[Metric]:
         """Metrics by SpecServe, made when they are asked for (prometheus_client's Collector)."""
         served = [
-            (fleet, self._targets.get(key), self._patient(target) if target else None)
+            (fleet, self._patient(target) if target else None)
             for key, fleet in list(self._fleets.items())
             if fleet.pods
             for target in [self._targets.get(key)]

@@ -174,7 +174,10 @@ def _check_counts(body: Mapping[str, Any]) -> None:
         (groups, ("at",)),
         (
             stats,
-            ("batchBucket", "steps", "rounds", "acceptLength", "medianRoundSeconds", "lastSeen"),
+            (
+                *("batchBucket", "steps", "rounds", "tokens"),
+                *("acceptLength", "medianRoundSeconds", "lastSeen"),
+            ),
         ),
         (acceptance, ("steps", "verifies")),
     ):

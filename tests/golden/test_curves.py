@@ -47,6 +47,14 @@ def test_a_shipped_curve_breaks_even_where_the_profile_does(name: str):
         assert shipped.ratio(batch, 3) == pytest.approx(expected, abs=0.001)
 
 
+def test_the_parallel_size_is_that_of_the_users_arguments():
+    given = spec(profile="h200x2-nvlink")
+    assert curves.find(given, None).reason == "Stale"
+    engine = given.engine.model_copy(update={"args": ["--tp-size", "2"]})
+    found = curves.find(given.model_copy(update={"engine": engine}), None)
+    assert found.reason == "Profile"
+
+
 def test_nothing_named_is_nothing_found():
     found = curves.find(spec(), None)
     assert (found.curve, found.reason) == (None, "NoCurve")

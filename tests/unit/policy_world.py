@@ -23,6 +23,8 @@ from specserve.policy import (
 from specserve.policy.rounds import bucket_of
 
 READ_BACK = 2.0
+#: Age in seconds of rounds that an engine's window still holds.
+WINDOW = 60.0
 
 
 def expected(length: float, steps: int) -> tuple[float, ...]:
@@ -104,7 +106,10 @@ class World:
         rounds = seconds / took
         self.tokens += seconds * self.rate(steps)
         bucket = bucket_of(self.batch)
-        self.cells[bucket, steps] = Cell(bucket, steps, max(1, int(rounds)), took, self.now)
+        before = self.cells.get((bucket, steps))
+        kept = before.rounds if before is not None and self.now - before.seen < WINDOW else 0
+        seen = max(1, min(512, int(kept + rounds)))
+        self.cells[bucket, steps] = Cell(bucket, steps, seen, took, self.now)
         if steps and self.counted:
             verifies, accepted = self.counts.get(steps, (0.0, [0.0] * steps))
             chances = expected(self.accept, steps)

@@ -133,6 +133,20 @@ TROUBLE = {
         pod(ready=False, containerStatuses=[container(state=ended("OOMKilled", 137))]),
         ("CrashLooping", "ended with OOMKilled, exit code 137"),
     ),
+    "O-B5 out of GPU memory": (
+        pod(
+            ready=False,
+            containerStatuses=[
+                waiting(
+                    "CrashLoopBackOff",
+                    lastState=ended(
+                        "Error", 1, "torch.OutOfMemoryError: CUDA out of memory.\nCapture failed\n"
+                    ),
+                )
+            ],
+        ),
+        ("OutOfGpuMemory", "exit code 1: Capture failed; lower engine.memFractionStatic"),
+    ),
     "restarted": (
         pod(
             ready=False,

@@ -275,7 +275,7 @@ def in_mode(mode, since: float = 0.0, **fields) -> Memory:
 )  # fmt: skip
 def test_verdict(fields, memory, sample, now, expected):
     verdict, after = decide(policy(**fields), memory, sample, now)
-    assert replace(verdict, setting=None) == expected
+    assert replace(verdict, setting=None, numbers=()) == expected
     assert after.mode == expected.mode
     if expected.flip:
         assert after.since == now
@@ -336,21 +336,21 @@ def test_nothing_but_time_leads_from_waiting_to_loss():
 
 
 def test_resume_counts_the_switch_on_record():
-    memory = Memory.resume("Off", 100.0)
+    memory = Memory.resume("Off", 100.0, (), 100.0)
     verdict, memory = decide(policy(max_flips_per_hour=1), memory, at(105, 1), 105)
     assert verdict.code == "Dwelling"
     verdict, _ = decide(policy(max_flips_per_hour=1), memory, at(200, 1), 200)
     assert verdict.code == "BudgetSpent"
 
 
-@pytest.mark.parametrize("memory", [Memory.start(), Memory.resume(None, 5.0)])
+@pytest.mark.parametrize("memory", [Memory.start(), Memory.resume(None, 5.0, (), 5.0)])
 def test_an_engine_nobody_steered_starts_afresh(memory):
     verdict, _ = decide(policy(), memory, at(6, 61), 6)
     assert (verdict.mode, verdict.code) == ("Off", "FirstReading")
 
 
 def test_resume_without_a_record_owes_no_dwell():
-    verdict, _ = decide(policy(), Memory.resume("On", None), at(1, 61), 1)
+    verdict, _ = decide(policy(), Memory.resume("On", None, (), 0.0), at(1, 61), 1)
     assert verdict.flip
 
 

@@ -7,21 +7,25 @@ import pytest
 
 from specserve import api
 from specserve.policy import (
+    Accepted,
     Context,
     Curve,
     Memory,
+    Rounds,
     Sample,
     Setting,
     breakeven,
     crashed,
     decide,
     directive,
+    pace,
     pardoned,
 )
 from specserve.policy.acceptance import Acceptance
-from specserve.policy.breakeven import steps_at
 from specserve.policy.curve import CurveDocument, Point
+from specserve.policy.pace import Paces
 from specserve.policy.probe import LONGEST
+from specserve.policy.state import steps_at
 from tests.unit.policy_world import World
 
 
@@ -176,8 +180,11 @@ def test_where_no_acceptance_could_pay_nothing_is_probed():
     world = World(rule(), between((1, 4.5)), batch=100, accept=2.0)
     world.run(60)
     settled = len(world.switches)
-    world.run(3600)
+    world.run(3500)
     assert len(world.switches) == settled
+    # Round times are forgotten after an hour: then it looks once, and knows again.
+    world.run(3500)
+    assert len(world.switches) == settled + 2
 
 
 @pytest.mark.parametrize(
@@ -546,4 +553,70 @@ def test_a_load_that_changed_meanwhile_settles_nothing():
     world.batch = 100
     world.run(60)
     assert "FlipReverted" not in codes(world)
+    assert world.active() == 0
+
+
+@pytest.mark.parametrize("running", [2000, 70_000])
+def test_a_load_beyond_all_tiers_decides_and_comes_back(running):
+    """Neither Prometheus nor /metrics tells how many requests an engine runs at most."""
+    context, memory = Context(curve=curve(ONE_GPU)), Memory.start()
+    for now, load in enumerate((8, 8, running, running, running, 8, 8)):
+        at = 10.0 * now
+        sample = Sample(at, at, load, 0, None, None)
+        verdict, memory = decide(rule(), memory, sample, at, context)
+        assert verdict.setting is not None
+        assert verdict.setting.tiers[0][0] == 1
+
+
+def test_a_freeze_holds_while_requests_queue():
+    world = World(rule(), ONE_GPU, batch=32, accept=1.3)
+    world.run(60)
+    world.hidden, world.accept = 0.5, 2.2
+    while world.memory.watch.frozen is None:
+        world.tick()
+    world.queued = 400
+    world.tick()
+    assert world.memory.watch.frozen is not None
+
+
+def test_a_pace_of_long_ago_is_begun_anew_and_compared_with_none():
+    def interval(paces: Paces, at: float, steps: int, took: float) -> Paces:
+        count = 1000
+        for end, more in ((at, 0), (at + 2, round(2 * 32 / took))):
+            counts = (Accepted(3, count + more, (0, 0, 0)),)
+            rounds = Rounds(end, acceptance=counts, tokens_total=count + more)
+            paces = paces.learn(rounds, 32, steps, 1, -1000.0)
+        return paces
+
+    paces = interval(interval(Paces(), 0, 0, 0.010), 10, 3, 0.016)
+    found = pace.ratio(paces.known, 32, 3)
+    assert found is not None
+    assert found[0] == pytest.approx(1.6, rel=0.01)
+    later = interval(paces, 5 * 3600.0, 0, 0.020)
+    off = pace.find(later.known, 32, 0)
+    assert off is not None
+    assert off.seconds == pytest.approx(0.020, rel=0.01)
+    assert off.behind == pytest.approx(2)
+    assert pace.ratio(later.known, 32, 3) is None
+
+
+def test_after_a_probe_is_withdrawn_the_way_back_is_not_timed():
+    world = World(rule(), ONE_GPU, batch=32, accept=1.1)
+    world.run(60)
+    while world.doing is None or not world.doing.probe:
+        world.tick()
+    world.now += 10
+    _, memory = decide(world.policy, world.memory, None, world.now)
+    assert memory.turned == world.now
+
+
+def test_a_plain_round_that_became_shorter_is_noticed_within_the_hour():
+    """Speculation seemed to win by far; then plain rounds take half the time, and on loses."""
+    world = World(rule(), between((1, 1.3)), batch=32, accept=2.2)
+    world.run(120)
+    assert world.active() == 3
+    whole, ratio = world.plain, world.ratio
+    world.plain = lambda batch: whole(batch) / 2
+    world.ratio = lambda batch, steps: 2 * ratio(batch, steps)
+    world.run(3700)
     assert world.active() == 0

@@ -83,7 +83,7 @@ def test_o_b2_a_cap_below_the_bound_is_named_and_in_flight_is_the_way_out():
 
     in_flight = api.Policy.model_validate({"signal": "InFlight", "threshold": bounds})
     assert unreachable(in_flight, 48) is None
-    verdicts, _ = play(in_flight, series, Memory.resume("On", None))
+    verdicts, _ = play(in_flight, series, Memory.resume("On", None, (), 0.0))
     assert flips(verdicts) == [0]
 
 
@@ -131,7 +131,7 @@ def test_o_c4_the_first_good_reading_flips_once_the_dwell_is_over():
 def test_o_c8_a_stalled_engine_is_never_flipped_and_is_called_stalled_in_ten_seconds(signal, mode):
     policy = api.Policy(signal=signal, dwell_on_seconds=0, dwell_off_seconds=0)
     stalled = [Sample(n, n, 0, 180, 256, 51234) for n in range(180)]
-    verdicts, memory = play(policy, stalled, Memory.resume(mode, None))
+    verdicts, memory = play(policy, stalled, Memory.resume(mode, None, (), 0.0))
     assert {verdict.mode for _, verdict in verdicts} == {mode}
     assert [v.code for _, v in verdicts] == ["NothingRunning"] * 10 + ["EngineStalled"] * 170
 
@@ -169,7 +169,7 @@ def test_o_c8_a_repeated_reading_proves_no_stall():
 
 def test_o_c9_a_count_that_falls_is_a_new_base_not_a_stall():
     policy = api.Policy(dwell_on_seconds=0)
-    memory = Memory.resume("On", None)
+    memory = Memory.resume("On", None, (), 0.0)
     before = [Sample(n, n, 0, 1, 256, 100_000) for n in range(12)]
     verdicts, memory = play(policy, before, memory)
     assert verdicts[-1][1].code == "EngineStalled"

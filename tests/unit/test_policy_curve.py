@@ -130,3 +130,21 @@ def test_the_newest_acceptance_is_kept():
     old, new = Acceptance((0.5,), 100, 1.0), Acceptance((0.7,), 100, 2.0)
     known = Knowledge().hear(new).hear(old).hear(None)
     assert known.acceptance == new
+
+
+def test_old_times_are_forgotten_of_step_counts_not_seen_since():
+    known = Knowledge().learn(cells((32, 0, 0.005), seen=0))
+    known = known.learn(cells((32, 3, 0.007), seen=EXPIRY + 1))
+    assert known.time(32, 0) is None
+    assert known.time(32, 3) is not None
+
+
+def test_a_bucket_tells_when_its_own_rounds_were_seen():
+    known = Knowledge().learn(cells((24, 3, 0.006), (48, 3, 0.009), seen=10))
+    known = known.learn(cells((24, 3, 0.006), seen=100))
+    between = known.time(32, 3)
+    own = known.of_bucket(24, 3)
+    assert between is not None
+    assert own is not None
+    assert (between.seen, own.seen) == (10, 100)
+    assert known.of_bucket(32, 3) is None

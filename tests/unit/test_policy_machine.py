@@ -80,7 +80,7 @@ class Policy(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.memory = Memory.resume(self.engine.mode, self.engine.switched)
+        self.memory = Memory.resume(self.engine.mode, self.engine.switched, (), self.now)
         self.carried = self.engine.switched
         self.lives_flips = []
         self.engine.latest = None

@@ -176,6 +176,7 @@ def test_what_cannot_be_read_is_named(folder, capsys, name, text, said):
     ("text", "said"),
     [
         ("phases: []", "phases"),
+        ("phases: [{seconds: 9, inFlight: 0, acceptLength: 2}]", "inFlight is 0 in all phases"),
         ("phases: [{seconds: 1, inFlight: 1, acceptLength: 5}]", "phases.0.acceptLength"),
         ("profile: mine\nphases: [{seconds: 1, inFlight: 1, acceptLength: 2}]", "no profile mine"),
         ("[", "no YAML"),

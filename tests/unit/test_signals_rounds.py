@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.policy.rounds import Accepted, Cell
-from specserve.signals import checked_read_back, rounds
+from specserve.signals import Unreadable, checked_read_back, rounds
 from specserve_engine.ranks import GroupState, groups_json
 from specserve_engine.rounds import RoundStats
 
@@ -84,6 +84,14 @@ def test_what_is_not_said_is_not_zero():
 )
 def test_counts_that_contradict_themselves_are_left_out(wrong: dict):
     assert read(group(acceptance=[wrong, row(1, 10, 5)])).acceptance == (Accepted(1, 10, (5,)),)
+
+
+@pytest.mark.parametrize("field", [*stat(), "tokens", "acceptLength"])
+def test_a_figure_of_another_type_is_named_and_ends_nothing(field: str):
+    body = {"podUID": "u", "bootID": "b", "mode": "on", "controllable": True, "epoch": 1}
+    wrong = group(stats=[{**stat(), field: "many"}])
+    with pytest.raises(Unreadable, match=f"the read-back's {field} is no count"):
+        checked_read_back({**body, "groups": [wrong]})
 
 
 def test_a_round_cannot_lie_ahead_of_its_report():

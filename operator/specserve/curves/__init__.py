@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Final, Literal
 
-from specserve import api
+from specserve import api, workload
 from specserve.policy.curve import Curve, CurveError
 
 #: Key of a ConfigMap that holds a curve.
@@ -105,7 +105,7 @@ def _calibrated(
     wanted: tuple[tuple[str, object, object], ...] = (
         ("model", origin.model, spec.model.source),
         ("draft", origin.draft, spec.draft.source),
-        ("tensorParallel", origin.tensor_parallel, spec.engine.tensor_parallel),
+        ("tensorParallel", origin.tensor_parallel, _tensor_parallel(spec)),
         *(("sglang", origin.sglang, version) for version in sorted(set(sglang))),
     )
     for name, theirs, ours in wanted:
@@ -116,13 +116,21 @@ def _calibrated(
     return Found(curve, "Calibrated", _words(where, curve))
 
 
+def _tensor_parallel(spec: api.SpecServeSpec) -> int:
+    """GPUs of one engine, where the user's arguments win; a spec that is refused has its own."""
+    try:
+        return workload.layout_of(spec).tensor
+    except workload.UnusableSpec:
+        return spec.engine.tensor_parallel
+
+
 def _profile(spec: api.SpecServeSpec, name: str) -> Found:
     try:
         curve = shipped(name)
     except CurveError as error:
         return Found(None, "Unreadable", f"policy.breakEven.profile: {error}")
     # A profile is of another model anyway; the parallel size is another order of magnitude.
-    theirs, ours = curve.provenance.tensor_parallel, spec.engine.tensor_parallel
+    theirs, ours = curve.provenance.tensor_parallel, _tensor_parallel(spec)
     if theirs != ours:
         return Found(
             None,

@@ -53,6 +53,11 @@ class Acceptance:
                 won += survival
         return won
 
+    @property
+    def counted(self) -> float:
+        """Tokens won per request and round at the most steps that were run."""
+        return self.length(len(self.survival))
+
     def error(self, steps: int) -> float:
         """Standard error of `length(steps)`, relative to it."""
         known = self.survival[:steps]

@@ -16,7 +16,7 @@ from specserve.policy import pace, threshold
 from specserve.policy.acceptance import TELLING, Acceptance
 from specserve.policy.curve import across
 from specserve.policy.rounds import BUCKETS, LARGEST_BATCH, bucket_of, smallest
-from specserve.policy.state import Context, Memory, Sample
+from specserve.policy.state import Context, Memory, Sample, Tiers, steps_at
 
 #: Age in seconds up to which a pod's own acceptance is taken before a newer one of another pod.
 OWN: Final = 10.0
@@ -38,7 +38,6 @@ SLACK: Final = 0.1
 #: Largest batch that is weighed if the engine does not say how many requests it runs at most.
 LARGEST: Final = 1024
 
-Tiers = tuple[tuple[int, int], ...]
 Source = Literal["Live", "Estimate", "Calibrated", "Profile"]
 
 
@@ -69,7 +68,7 @@ def demand_of(context: Context, sample: Sample) -> float:
     demand = sum(context.load(sample))
     if sample.capacity is not None:
         demand = min(demand, sample.capacity)
-    return max(1.0, demand / max(context.ranks, 1))
+    return min(max(1.0, demand / max(context.ranks, 1)), float(LARGEST_BATCH))
 
 
 def settle(memory: Memory, context: Context, sample: Sample, now: float) -> Memory:
@@ -132,8 +131,9 @@ def exact(context: Context, batch: int, steps: int) -> bool:
 
 def seen(context: Context, batch: int, steps: int) -> float | None:
     """When rounds of a step count were last measured at a batch, None if they are not known."""
-    timed = context.knowledge.time(batch, steps)
-    paced = pace.find(context.paces, bucket_of(batch), steps)
+    bucket = bucket_of(batch)
+    timed = context.knowledge.of_bucket(bucket, steps) or context.knowledge.time(batch, steps)
+    paced = pace.find(context.paces, bucket, steps)
     return max((each.seen for each in (timed, paced) if each is not None), default=None)
 
 
@@ -210,6 +210,12 @@ def best(
     return challenger[1] if challenger[0] > needed else present
 
 
+def gain(known: tuple[Arm, ...], before: int, after: int) -> float | None:
+    """Tokens per second of a step count over those of another, None if not known of both."""
+    old, new = value_of(known, before), value_of(known, after)
+    return new / old if old and new else None
+
+
 def _challenger(known: tuple[Arm, ...]) -> tuple[float, int]:
     """Worth and steps of the best step count that has been timed, off among them."""
     timed = [(arm.value, arm.steps) for arm in known if arm.source != "Estimate"]
@@ -241,10 +247,7 @@ def margin(policy: api.Policy, memory: Memory, now: float) -> float:
 
 def default(policy: api.Policy, context: Context) -> Tiers:
     """What the Threshold strategy does by batch."""
-    below = threshold.tiers(policy, context.deepest)
-    off = policy.threshold.off_above // max(context.ranks, 1) + 1
-    kept = tuple(tier for tier in below if tier[0] < off)
-    return (*kept, (off, 0)) if kept else ((1, 0),)
+    return threshold.bounded(policy, context.deepest, context.ranks)
 
 
 def table(
@@ -323,21 +326,16 @@ def sent(
     return merged(sorted((smallest(each), steps) for each, steps in chosen.items()))
 
 
-def largest_batch(context: Context, sample: Sample) -> int:
-    """Largest batch of one data-parallel rank that is worth a tier."""
+def largest_batch(context: Context, sample: Sample, bucket: int) -> int:
+    """Largest batch of one data-parallel rank that is worth a tier; the present one always is."""
     if sample.capacity is None:
-        return LARGEST
-    return max(1, sample.capacity // max(context.ranks, 1))
+        return max(LARGEST, bucket)
+    return max(sample.capacity // max(context.ranks, 1), bucket)
 
 
 def merged(tiers: list[tuple[int, int]]) -> Tiers:
     """Tiers without those that repeat the one before."""
     return tuple(next(group) for _, group in groupby(tiers, key=lambda tier: tier[1]))
-
-
-def steps_at(tiers: Tiers, batch: int) -> int:
-    """The steps of a batch."""
-    return [steps for least, steps in tiers if least <= min(batch, LARGEST_BATCH)][-1]
 
 
 def numbers(

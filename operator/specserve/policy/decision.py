@@ -8,7 +8,17 @@ from specserve import api
 from specserve.policy import breakeven, evidence, guard, probe, threshold, trial
 from specserve.policy.guard import seconds
 from specserve.policy.rounds import bucket_of
-from specserve.policy.state import Context, DraftKv, Memory, Mode, Probe, Sample, Setting, Verdict
+from specserve.policy.state import (
+    Context,
+    DraftKv,
+    Memory,
+    Mode,
+    Probe,
+    Sample,
+    Setting,
+    Verdict,
+    steps_at,
+)
 
 _PINS: Final[dict[str, Mode]] = {"On": "On", "Off": "Off"}
 _ANYWHERE: Final = Context()
@@ -54,7 +64,10 @@ def decide(
     if verdict.mode is None:
         return verdict, memory
     setting = verdict.setting or _plain(policy, memory, context, verdict.mode)
-    verdict = replace(verdict, setting=setting)
+    numbers = verdict.numbers
+    if not numbers and sample is not None:
+        numbers = threshold.numbers(policy, context, sample)
+    verdict = replace(verdict, setting=setting, numbers=numbers)
     if memory.ordered == setting:
         return verdict, memory
     batch = breakeven.batch_of(memory)
@@ -184,7 +197,7 @@ def _weigh(
     low, high = (bucket_of(math.ceil(end)) for end in memory.range)
     weighed = (memory.read, bucket, low, high)
     if looked is not None or memory.weighed != weighed or not memory.tiers:
-        largest = breakeven.largest_batch(context, sample)
+        largest = breakeven.largest_batch(context, sample, bucket)
         table = memory.table or breakeven.default(policy, context)
         memory = breakeven.compare(memory, context, acceptance, table, now)
         patient = breakeven.margin(policy, memory, now)
@@ -193,7 +206,7 @@ def _weigh(
         )
         tiers = breakeven.sent(context, acceptance, table, (low, high), bucket, largest)
         memory = replace(memory, table=table, tiers=tiers, weighed=weighed)
-    steps = breakeven.steps_at(memory.tiers, bucket)
+    steps = steps_at(memory.tiers, bucket)
     known = breakeven.arms(context, acceptance, batch)
     if known:
         code, why = breakeven.words(known, steps, batch)
@@ -244,8 +257,7 @@ def _turn(
 ) -> tuple[Verdict, Memory]:
     """Flip to the steps of a verdict, unless something forbids it."""
     present = ordered.steps_for(breakeven.batch_of(memory))
-    before, after = breakeven.value_of(known, present), breakeven.value_of(known, steps)
-    predicted = after / before if before and after else None
+    predicted = breakeven.gain(known, present, steps)
     close = predicted is not None and predicted < breakeven.CLOSE
     refused = _refusal(policy, memory, new, now)
     if refused is None and close:
@@ -260,26 +272,27 @@ def _turn(
         probing=memory.probing if close else probe.restarted(memory.probing, now),
         tabled=now,
     )
-    return replace(verdict, flip=True), _flipped(memory, "On" if steps else "Off", now, counted=1)
+    mode: Mode = "On" if steps else "Off"
+    return replace(verdict, flip=True), _flipped(memory, mode, now, counted=True)
 
 
-def _flipped(memory: Memory, mode: Mode, now: float, *, counted: int = 0) -> Memory:
-    """Memory of being in `mode` from now on, `counted` flips more being spent."""
+def _flipped(memory: Memory, mode: Mode, now: float, *, counted: bool = False) -> Memory:
+    """Memory of being in `mode` from now on."""
     lasted = memory.off_lasted
     if memory.mode == "Off" and mode == "On" and memory.since > float("-inf"):
         off = now - memory.since
         lasted = off if lasted is None else (lasted + off) / 2
-    flips = (*guard.recent(memory.flips, now), *(now,) * counted) if counted else memory.flips
-    return replace(memory, mode=mode, since=now, flips=flips, off_lasted=lasted)
+    if counted:
+        memory = guard.spent(memory, now)
+    return replace(memory, mode=mode, since=now, off_lasted=lasted)
 
 
 # -- probes -----------------------------------------------------------------------------------
 
 
 def _begin(memory: Memory, begun: Probe, now: float) -> tuple[Verdict, Memory]:
-    flips = (*guard.recent(memory.flips, now), now)
-    memory = replace(memory, flips=flips, probing=probe.begun(memory.probing, begun))
-    return _look(memory, begun)
+    memory = guard.spent(memory, now)
+    return _look(replace(memory, probing=replace(memory.probing, active=begun)), begun)
 
 
 def _look(memory: Memory, looked: Probe) -> tuple[Verdict, Memory]:
@@ -310,23 +323,23 @@ def _looked(
 ) -> tuple[Verdict, Memory]:
     """End a probe by what it has told."""
     before = looked.back.steps_for(breakeven.batch_of(memory))
-    here = breakeven.value_of(known, looked.steps)
-    there = breakeven.value_of(known, before)
-    loss = 1 - here / there if here and there else probe.UNKNOWN_LOSS
+    kept = breakeven.gain(known, before, looked.steps)
+    loss = probe.UNKNOWN_LOSS if kept is None else 1 - kept
     changed = steps != before
-    predicted = here / there if here and there else None
+    predicted = breakeven.gain(known, before, steps)
     close = predicted is not None and predicted < breakeven.CLOSE
-    probing = probe.ended(policy, memory.probing, now, loss=loss, changed=changed and not close)
+    probing = probe.ended(
+        policy, memory.probing, looked, now, loss=loss, changed=changed and not close
+    )
     memory = replace(memory, probing=probing, tabled=now)
     if not changed:
-        flips = (*guard.recent(memory.flips, now), now)
-        return replace(verdict, probe=True), replace(memory, flips=flips)
+        return replace(verdict, probe=True), guard.spent(memory, now)
     watch = trial.begin(memory.watch, looked.back, now, predicted)
     if close:
         memory = guard.stirred(memory, now)
     # The step count looked at runs already: its flip was counted when the probe began.
     mode: Mode = "On" if steps else "Off"
-    memory = _flipped(replace(memory, watch=watch), mode, now, counted=int(steps != looked.steps))
+    memory = _flipped(replace(memory, watch=watch), mode, now, counted=steps != looked.steps)
     return replace(verdict, flip=True), memory
 
 
@@ -334,9 +347,10 @@ def _withdraw(
     policy: api.Policy, memory: Memory, looked: Probe, now: float, *, changed: bool = False
 ) -> Memory:
     """End a probe that cannot be judged here, or whose outcome decides nothing by itself."""
-    flips = (*guard.recent(memory.flips, now), now)
-    probing = probe.ended(policy, memory.probing, now, loss=probe.UNKNOWN_LOSS, changed=changed)
-    return replace(memory, flips=flips, probing=probing, ordered=looked.back)
+    loss = probe.UNKNOWN_LOSS
+    probing = probe.ended(policy, memory.probing, looked, now, loss=loss, changed=changed)
+    memory = guard.spent(memory, now)
+    return replace(memory, probing=probing, ordered=looked.back, turned=now)
 
 
 # -- guards -----------------------------------------------------------------------------------
@@ -377,7 +391,7 @@ def _take_back(
     mode: Mode = "On" if back.steps_for(demand) else "Off"
     if policy.strategy == "BreakEven":
         memory = replace(memory, table=back.tiers, tabled=now)
-    memory = _flipped(memory, mode, now, counted=1)
+    memory = _flipped(memory, mode, now, counted=True)
     memory = replace(memory, probing=probe.restarted(memory.probing, now))
     reason = f"{mode.lower()}: taken back, {why}"
     return Verdict(mode, "FlipReverted", reason, flip=True, setting=back), memory
@@ -415,21 +429,27 @@ def _blind(policy: api.Policy, memory: Memory, now: float) -> tuple[Verdict, Mem
         numbers = f"last reading {seconds(age)} old, limit {limit} s"
     if policy.on_signal_loss == "Hold" or age <= limit:
         return _hold(policy, memory, code, numbers)
-    verdict, memory = _guarded(policy, memory, policy.on_signal_loss, code, numbers, now)
-    if verdict.mode != policy.on_signal_loss:
-        return replace(verdict, setting=_present(policy, memory)), memory
-    return verdict, memory
+    # What happens while nothing can be read can not be watched either.
+    mode = policy.on_signal_loss
+    return _guarded(policy, memory, mode, code, numbers, now, watched=False)
 
 
 def _guarded(
-    policy: api.Policy, memory: Memory, mode: Mode, code: str, numbers: str, now: float
+    policy: api.Policy,
+    memory: Memory,
+    mode: Mode,
+    code: str,
+    numbers: str,
+    now: float,
+    *,
+    watched: bool = True,
 ) -> tuple[Verdict, Memory]:
-    """Enter `mode` unless a freeze, dwell or budget forbid it."""
+    """Enter `mode` unless a freeze, dwell or budget forbid it, and watch what comes of it."""
     if memory.mode is not None and memory.mode != mode:
         refused = _refusal(policy, memory, new=True, now=now)
         if refused is not None:
             return _hold(policy, memory, refused[0], f"{numbers}, {refused[1]}")
-        if memory.ordered is not None and code not in {"NoSamples", "SamplesStale"}:
+        if memory.ordered is not None and watched:
             watch = trial.begin(memory.watch, memory.ordered, now, None)
             memory = replace(memory, watch=watch, probing=probe.restarted(memory.probing, now))
     return _enter(memory, mode, code, numbers, now)
@@ -447,7 +467,7 @@ def _enter(
     """Be in `mode` from now on, counting a flip if another mode was known."""
     flip = memory.mode is not None and memory.mode != mode
     if memory.mode != mode:
-        memory = _flipped(memory, mode, now, counted=int(flip))
+        memory = _flipped(memory, mode, now, counted=flip)
     return Verdict(mode, code, f"{mode.lower()}: {numbers}", flip), memory
 
 

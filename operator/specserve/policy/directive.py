@@ -58,14 +58,11 @@ def _fallback(policy: api.Policy, draft: api.Draft, ranks: int) -> dict[str, Any
     with the signal Queued the table is the one the policy names for the time it is on, and where
     it names none the engine's own policy rules: it is the only one left that sees the load.
     """
-    tiers = threshold.tiers(policy, max(draft.steps))
+    deepest = max(draft.steps)
     if policy.signal == "Queued":
-        return _mode(Setting(tiers)) if policy.tiers else {"mode": "auto"}
-    off = policy.threshold.off_above // ranks + 1
-    if off == 1:  # more ranks than requests: a rank with any has more than its share
-        return {"mode": "off"}
-    below = tuple(tier for tier in tiers if tier[0] < off)
-    return _mode(Setting((*below, (off, 0))))
+        known = policy.tiers
+        return _mode(Setting(threshold.tiers(policy, deepest))) if known else {"mode": "auto"}
+    return _mode(Setting(threshold.bounded(policy, deepest, ranks)))
 
 
 def body(

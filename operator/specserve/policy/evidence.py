@@ -75,14 +75,13 @@ def read(policy: api.Policy, memory: Memory, sample: Sample, now: float, ranks: 
     ineffective = memory.ineffective
     acceptance = counts.acceptance
     if verifies >= TRAFFIC and acceptance is not None:
-        length = acceptance.length(len(acceptance.survival))
-        bad = length <= policy.draft_guard.accept_length_centi / 100
+        bad = acceptance.counted <= policy.draft_guard.accept_length_centi / 100
         ineffective = ineffective + 1 if bad else 0
     watch = trial.observe(
         memory.watch,
         rounds,
         sample.running,
-        length=acceptance.length(len(acceptance.survival)) if acceptance and verifies else None,
+        length=acceptance.counted if acceptance is not None and verifies else None,
         probing=memory.probing.active is not None,
     )
     paces = memory.paces

@@ -11,17 +11,22 @@ from specserve.policy.state import Memory
 HOUR: Final = 3600.0
 
 
-def seconds(value: float) -> str:
-    """A duration for people, rounded up to a tenth so that what is left never reads 0."""
-    return f"{math.ceil(round(value * 10, 6)) / 10:.1f}".removesuffix(".0") + " s"
-
-
 #: Seconds without a close call after which one less is remembered.
 QUIET: Final = 600.0
 #: Seconds over which probes and close calls keep to their share of the budget.
 BURST: Final = 600.0
 #: Most doublings of the dwell.
 MOST_UNREST: Final = 4
+
+
+def seconds(value: float) -> str:
+    """A duration for people, rounded up to a tenth so that what is left never reads 0."""
+    return f"{math.ceil(round(value * 10, 6)) / 10:.1f}".removesuffix(".0") + " s"
+
+
+def spent(memory: Memory, now: float) -> Memory:
+    """Memory with one flip more."""
+    return replace(memory, flips=(*recent(memory.flips, now), now))
 
 
 def recent(flips: tuple[float, ...], now: float) -> tuple[float, ...]:
@@ -31,7 +36,7 @@ def recent(flips: tuple[float, ...], now: float) -> tuple[float, ...]:
 
 def refusal(policy: api.Policy, memory: Memory, now: float) -> tuple[str, str] | None:
     """Why the mode must not flip at `now`, as (code, words), or None if it may."""
-    dwell = policy.dwell_on_seconds if memory.mode == "On" else policy.dwell_off_seconds
+    dwell = _dwell(policy, memory)
     left = memory.since + dwell - now
     if left > 0:
         return "Dwelling", f"dwell {seconds(left)} of {dwell} s left"
@@ -53,7 +58,7 @@ def unrest(policy: api.Policy, memory: Memory, now: float) -> tuple[str, str] | 
     Where two step counts are about as good, noise turns the verdict round at the end of each
     dwell. Every such flip doubles the dwell before the next, and quiet halves it again.
     """
-    dwell = policy.dwell_on_seconds if memory.mode == "On" else policy.dwell_off_seconds
+    dwell = _dwell(policy, memory)
     longer = dwell * 2 ** _unrest(memory, now)
     left = memory.since + longer - now
     if left > 0:
@@ -76,6 +81,10 @@ def seldom(policy: api.Policy, memory: Memory, now: float, more: int, share: flo
 def stirred(memory: Memory, now: float) -> Memory:
     """Memory after a flip that was a close call."""
     return replace(memory, unrest=min(_unrest(memory, now) + 1, MOST_UNREST), unrested=now)
+
+
+def _dwell(policy: api.Policy, memory: Memory) -> int:
+    return policy.dwell_on_seconds if memory.mode == "On" else policy.dwell_off_seconds
 
 
 def _unrest(memory: Memory, now: float) -> int:

@@ -56,21 +56,19 @@ class Knowledge:
         for cell in rounds.cells:
             if cell.rounds < FEWEST_ROUNDS or cell.seconds <= 0:
                 continue
-            old = self._known(cell.steps, cell.bucket)
+            old = self.of_bucket(cell.bucket, cell.steps)
             if old is None or cell.seen > old.seen:
                 times.setdefault(cell.steps, {})[cell.bucket] = Time(
                     cell.seconds, cell.seen, cell.batch or float(cell.bucket), cell.rounds
                 )
         if not times:
             return self
-        merged = dict(self.times)
-        for steps, row in times.items():
-            kept = {
-                bucket: time
-                for bucket, time in merged.get(steps, ())
-                if time.seen > rounds.at - EXPIRY
-            }
-            merged[steps] = tuple(sorted((kept | row).items()))
+        merged = {}
+        for steps in self.times.keys() | times.keys():
+            row = dict(self.times.get(steps, ())) | times.get(steps, {})
+            fresh = {b: time for b, time in row.items() if time.seen > rounds.at - EXPIRY}
+            # Mean batches ascend with their buckets, so the order serves both.
+            merged[steps] = tuple(sorted(fresh.items()))
         return replace(self, times=merged)
 
     def hear(self, acceptance: Acceptance | None) -> Self:
@@ -99,8 +97,7 @@ class Knowledge:
                 batch,
                 min(below.rounds, above.rounds),
             )
-        bucket = bucket_of(math.ceil(batch))
-        return next((time for known, time in row if known == bucket), None)
+        return self.of_bucket(bucket_of(math.ceil(batch)), steps)
 
     def ratio(self, batch: float, steps: int) -> float | None:
         """Live `r_s(B)`; None unless both arms were timed at this batch or at one bucket near it.
@@ -120,8 +117,10 @@ class Knowledge:
         """Whether `ratio` is of this very bucket, not of one beside it."""
         return self.time(batch, steps) is not None and self.time(batch, 0) is not None
 
-    def _known(self, steps: int, bucket: int) -> Time | None:
-        return dict(self.times.get(steps, ())).get(bucket)
+    def of_bucket(self, bucket: int, steps: int) -> Time | None:
+        """The time of the rounds seen in one bucket, nothing interpolated."""
+        row = self.times.get(steps, ())
+        return next((time for known, time in row if known == bucket), None)
 
 
 def _batch(entry: tuple[int, Time]) -> float:

@@ -23,6 +23,8 @@ ALIKE: Final = 0.1
 MEMORY: Final = 20.0
 #: Seconds behind both paces from which their quotient is taken before that of round times.
 TRUSTED: Final = 4.0
+#: Age in seconds at which a pace is begun anew, and is compared with no newer one.
+EXPIRY: Final = 900.0
 #: Most paces that are kept.
 KEPT: Final = 24
 
@@ -105,6 +107,8 @@ class Paces:
         bucket = bucket_of(-(-running // max(ranks, 1)))
         others = [p for p in self.known if (p.bucket, p.steps) != (bucket, steps)]
         old = find(self.known, bucket, steps)
+        if old is not None and rounds.at - old.seen > EXPIRY:
+            old = None
         behind = lasted if old is None else min(MEMORY, old.behind + lasted)
         if old is not None:
             share = min(1.0, lasted / behind)
@@ -122,11 +126,14 @@ def find(known: Iterable[Pace], bucket: int, steps: int) -> Pace | None:
 def ratio(known: Iterable[Pace], bucket: int, steps: int) -> tuple[float, bool] | None:
     """`r_s(B)` by the clock and whether it is to be trusted.
 
-    None unless both paces are known, and of like loads: rounds grow with the batch in a bucket.
+    None unless both paces are known, of one time and of like loads: contexts change, and rounds
+    grow with the batch in a bucket.
     """
     paces = tuple(known)
     on, off = find(paces, bucket, steps), find(paces, bucket, 0)
-    if on is None or off is None or abs(on.batch / off.batch - 1) > ALIKE:
+    if on is None or off is None or abs(on.seen - off.seen) > EXPIRY:
+        return None
+    if abs(on.batch / off.batch - 1) > ALIKE:
         return None
     return on.seconds / off.seconds, min(on.behind, off.behind) >= TRUSTED
 

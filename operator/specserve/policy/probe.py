@@ -7,7 +7,7 @@ as a small share of throughput, and each that changes nothing doubles the time t
 """
 
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final
 
 from specserve import api
 from specserve.policy import breakeven, guard, pace
@@ -18,6 +18,7 @@ from specserve.policy.state import (
     FIRST_MOVED_WAIT,
     FIRST_WAIT,
     Context,
+    Kind,
     Memory,
     Probe,
     Probing,
@@ -25,7 +26,7 @@ from specserve.policy.state import (
 )
 
 _LEARNING: Final = frozenset({"Learn", "Check"})
-Look = tuple[int, Literal["Renew", "Learn", "Check", "Moved"], str]
+Look = tuple[int, Kind, str]
 
 #: Longest time in seconds between two probes.
 LONGEST_WAIT: Final = 480.0
@@ -250,44 +251,39 @@ def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: fl
     batch = breakeven.batch_of(memory)
     if not batch / LEFT <= breakeven.demand_of(context, sample) <= batch * LEFT:
         return True
-    timed = context.knowledge.time(batch, probe.steps)
-    paced = pace.find(context.paces, bucket_of(batch), probe.steps)
+    bucket = bucket_of(batch)
+    timed = context.knowledge.of_bucket(bucket, probe.steps)
+    paced = pace.find(context.paces, bucket, probe.steps)
     learnt = probe.kind not in _LEARNING or (timed is not None and timed.rounds >= LEARNT_ROUNDS)
     fresh = (timed is not None and timed.seen > probe.began and learnt) or (
         paced is not None and paced.seen - probe.began >= PACED and lasted >= PACED
     )
     # A round time known from before will do where only the acceptance was asked for.
-    if not fresh and not (probe.kind not in _LEARNING and probe.steps and timed is not None):
+    known = breakeven.live(context, batch, probe.steps) is not None
+    if not fresh and (probe.kind in _LEARNING or not probe.steps or not known):
         return False
     if probe.steps == 0:
         return True
     return memory.counts.verifies(probe.steps) - probe.verifies >= ENOUGH_VERIFIES
 
 
-def begun(probing: Probing, probe: Probe) -> Probing:
-    """Probing with a probe under way."""
-    return replace(probing, active=probe)
-
-
 def ended(
-    policy: api.Policy, probing: Probing, now: float, *, loss: float, changed: bool
+    policy: api.Policy, probing: Probing, probe: Probe, now: float, *, loss: float, changed: bool
 ) -> Probing:
     """Probing after a probe.
 
     Args:
         policy: The policy in force.
         probing: Before.
+        probe: The one that ends.
         now: The time.
         loss: Share of throughput that it lost.
         changed: Whether it changed the decision.
     """
-    probe = probing.active
-    lasted = 0.0 if probe is None else now - probe.began
-    spent = credit(policy, probing, now) - lasted * max(0.0, loss)
+    spent = credit(policy, probing, now) - (now - probe.began) * max(0.0, loss)
     probing = replace(
         probing, active=None, learn_after=now + LEARN_WAIT, credit=spent, credited=now
     )
-    kind = "Renew" if probe is None else probe.kind
     if changed:
         return replace(
             probing,
@@ -296,10 +292,10 @@ def ended(
             moved_after=now + FIRST_MOVED_WAIT,
             moved_wait=FIRST_MOVED_WAIT,
         )
-    if kind in _LEARNING:
+    if probe.kind in _LEARNING:
         return replace(probing, after=max(probing.after, now + FIRST_WAIT))
     moved_after = now + probing.moved_wait
-    if kind == "Moved":
+    if probe.kind == "Moved":
         longer = min(probing.moved_wait * 2, LONGEST_WAIT)
         return replace(probing, moved_after=moved_after, moved_wait=longer)
     longer = min(probing.wait * 2, LONGEST_WAIT)

@@ -11,6 +11,10 @@ from specserve.policy.pace import Pace, Paces
 from specserve.policy.rounds import Rounds
 
 Mode = Literal["On", "Off"]
+#: (smallest batch of one data-parallel rank, steps), ascending, the first from batch 1.
+Tiers = tuple[tuple[int, int], ...]
+#: What a probe is for: see `Probe`.
+Kind = Literal["Renew", "Learn", "Check", "Moved"]
 DraftKv = Literal["Cold", "Warm"]
 
 #: Time in seconds between two probes at first, doubled by each that changes nothing.
@@ -44,22 +48,26 @@ class Sample:
     rounds: Rounds | None = None
 
 
+def steps_at(tiers: Tiers, batch: int) -> int:
+    """The steps that a table has for a batch: those of the last tier that begins by then."""
+    return next((steps for least, steps in reversed(tiers) if least <= batch), tiers[0][1])
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What an engine is to do.
 
     Attributes:
-        tiers: (smallest batch, steps), ascending, the first from batch 1; batches are those of
-            one data-parallel rank. One tier is on or off.
+        tiers: Steps by batch; one tier is on or off.
         draft_kv: What steps 0 do to the draft's KV cache.
     """
 
-    tiers: tuple[tuple[int, int], ...]
+    tiers: Tiers
     draft_kv: DraftKv = "Cold"
 
     def steps_for(self, batch: int) -> int:
         """The steps of a batch."""
-        return [steps for least, steps in self.tiers if least <= max(batch, 1)][-1]
+        return steps_at(self.tiers, batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ class Probe:
     began: float
     verifies: int
     back: Setting
-    kind: Literal["Renew", "Learn", "Check", "Moved"]
+    kind: Kind
     why: str
 
 
@@ -185,7 +193,7 @@ class Frozen:
 
     Attributes:
         until: When it ends.
-        batch: The load it holds at.
+        batch: Requests running when it began.
         why: What was seen.
     """
 
@@ -278,7 +286,7 @@ class Memory:
     better: tuple[int, float] | None = None
     unrest: int = 0
     unrested: float = -math.inf
-    table: tuple[tuple[int, int], ...] = ()
+    table: Tiers = ()
     tabled: float = -math.inf
     weighed: tuple[float | None, int, int, int] | None = None
     tiers: tuple[tuple[int, int], ...] = ()
@@ -296,8 +304,8 @@ class Memory:
         cls,
         mode: Mode | None,
         since: float | None,
-        tiers: tuple[tuple[int, int], ...] = (),
-        now: float = -math.inf,
+        tiers: Tiers,
+        now: float,
     ) -> Self:
         """Memory after an operator restart.
 

@@ -34,6 +34,17 @@ def load(policy: api.Policy, context: Context, sample: Sample) -> str:
     return f"{signal(policy, context, sample)} {_WORDS[policy.signal]}{where}"
 
 
+def numbers(policy: api.Policy, context: Context, sample: Sample) -> tuple[tuple[str, float], ...]:
+    """What the strategy goes by, by name."""
+    running, queued = context.load(sample)
+    return (
+        ("running", float(running)),
+        ("queued", float(queued)),
+        ("offAbove", float(policy.threshold.off_above)),
+        ("onBelow", float(policy.threshold.on_below)),
+    )
+
+
 def propose(policy: api.Policy, context: Context, sample: Sample) -> Proposal:
     """Compare the signal with the bounds. A value on a bound lies between them."""
     value = signal(policy, context, sample)
@@ -57,6 +68,20 @@ def tiers(policy: api.Policy, deepest: int) -> tuple[tuple[int, int], ...]:
     if policy.tiers:
         return tuple(sorted((tier.min_batch, tier.steps) for tier in policy.tiers))
     return ((1, deepest if policy.steps is None else policy.steps),)
+
+
+def bounded(policy: api.Policy, deepest: int, ranks: int) -> tuple[tuple[int, int], ...]:
+    """The strategy as a table over the batch of one data-parallel rank: off above its share.
+
+    Args:
+        policy: The policy.
+        deepest: The step count if the policy names none.
+        ranks: Data-parallel ranks that share the pod's requests.
+    """
+    off = policy.threshold.off_above // max(ranks, 1) + 1
+    below = tuple(tier for tier in tiers(policy, deepest) if tier[0] < off)
+    # With more ranks than requests, a rank with any has more than its share.
+    return (*below, (off, 0)) if off > 1 else ((1, 0),)
 
 
 def unreachable(policy: api.Policy, capacity: int | None) -> str | None:

@@ -59,12 +59,12 @@ def idle(watch: Watch) -> Watch:
 def _blend(rate: Rate | None, new: Rate) -> Rate:
     if rate is None or abs(new.batch / rate.batch - 1) > LIKE or not _same_traffic(rate, new):
         return new
-    seconds = rate.seconds + new.seconds
-    share = min(1.0, new.seconds / min(FADING, seconds))
+    behind = rate.seconds + new.seconds
+    share = min(1.0, new.seconds / min(FADING, behind))
     return Rate(
         rate.per_request + share * (new.per_request - rate.per_request),
         rate.batch + share * (new.batch - rate.batch),
-        seconds,
+        behind,
         new.length if rate.length is None else rate.length,
     )
 
@@ -105,12 +105,14 @@ def judge(policy: api.Policy, watch: Watch, trial: Trial, now: float) -> tuple[W
 
 
 def thawed(watch: Watch, sample: Sample | None, now: float) -> Watch:
-    """End a freeze whose time is over, or whose load has halved or doubled."""
+    """End a freeze whose time is over, or whose running requests have halved or doubled.
+
+    The queue is left out: where an engine is full, its length says nothing about the batch.
+    """
     frozen = watch.frozen
     if frozen is None:
         return watch
-    load = None if sample is None else sample.running + sample.queued
-    moved = load is not None and not frozen.batch / 2 <= load <= frozen.batch * 2
+    moved = sample is not None and not frozen.batch / 2 <= sample.running <= frozen.batch * 2
     return replace(watch, frozen=None) if moved or now >= frozen.until else watch
 
 

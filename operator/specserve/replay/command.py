@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from specserve.bench import plot as pictures
-from specserve.curves import ConfigMapText, find, shipped
+from specserve.bench.command import fail
+from specserve.curves import find, shipped
 from specserve.policy import Curve, CurveError
 from specserve.replay import play, plot, trace
 from specserve.replay.engine import MeanEngine
@@ -83,7 +83,7 @@ def _explain(options: argparse.Namespace) -> int:
         recorded = _read(options.samples, trace.recorded)
         curve = _curve(options, spec)
     except BadTrace as error:
-        return _fail(error)
+        return fail(error)
     steps = tuple(sorted(spec.draft.steps))
     moments = play.over_recorded(spec.policy, recorded, steps, curve)
     last = moments[-1]
@@ -104,7 +104,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _replay(options: argparse.Namespace) -> int:
     outcome = None
     if options.plot is not None and not pictures.available():
-        return _fail(BadTrace(pictures.MISSING))
+        return fail(BadTrace(pictures.MISSING))
     try:
         spec = _read(options.file, trace.spec_of)
         curve = _curve(options, spec)
@@ -118,7 +118,7 @@ def _replay(options: argparse.Namespace) -> int:
             engine = MeanEngine(shipped(load.profile))
             moments, outcome = play.over_made_up(spec.policy, load, engine, curve)
     except (BadTrace, CurveError) as error:
-        return _fail(error)
+        return fail(error)
     if options.plot is not None:
         plot.draw(moments, f"{spec.policy.strategy} over {options.trace.name}", options.plot)
     changes = play.transitions(moments)
@@ -150,18 +150,12 @@ def _replay(options: argparse.Namespace) -> int:
 def _curve(options: argparse.Namespace, spec: Any) -> Curve | None:
     """The curve that the operator would use."""
     if options.curve is not None:
-        held = ConfigMapText(options.curve.name, _text(options.curve))
         try:
-            return Curve.from_json(held.text or "")
+            return Curve.from_json(_text(options.curve))
         except CurveError as error:
             raise BadTrace(f"{options.curve}: {error}") from None
-    wanted = spec.policy.break_even
-    if wanted.curve_config_map is not None and wanted.profile is None:
-        return None
-    local = spec.policy.model_copy(
-        update={"break_even": wanted.model_copy(update={"curve_config_map": None})}
-    )
-    return find(spec.model_copy(update={"policy": local}), None).curve
+    # A ConfigMap is out of reach here; its file is what --curve is for.
+    return find(spec, None).curve
 
 
 def _json(moment: play.Moment) -> dict[str, Any]:
@@ -203,11 +197,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadTrace(f"{file}: {error}") from None
-
-
-def _fail(error: Exception) -> int:
-    print(f"specserve: {error}", file=sys.stderr)  # noqa: T201 - a command line prints
-    return 2
 
 
 def _print(line: str) -> None:

@@ -34,12 +34,10 @@ class MeanEngine:
     Attributes:
         curve: What its rounds take.
         tokens: Tokens made.
-        active: Steps of the last round.
     """
 
     curve: Curve
     tokens: float = 0.0
-    active: int = 0
     _cells: dict[tuple[int, int], Cell] = field(default_factory=dict)
     _counts: dict[int, tuple[float, list[float]]] = field(default_factory=dict)
 
@@ -52,7 +50,7 @@ class MeanEngine:
         """Make rounds from `now` on."""
         if not batch:
             return
-        steps = self.active = setting.steps_for(batch)
+        steps = setting.steps_for(batch)
         took = PLAIN * self.curve.ratio(batch, steps)
         rounds = seconds / took
         self.tokens += seconds * self.rate(batch, length, steps)

@@ -106,7 +106,7 @@ def _turns(start: float, period: float, recheck: float | None) -> Iterator[tuple
 
 def _moment(sample: Sample, memory: Memory, verdict: Verdict) -> Moment:
     acceptance = memory.counts.acceptance
-    accept = None if acceptance is None else acceptance.length(len(acceptance.survival))
+    accept = None if acceptance is None else acceptance.counted
     return Moment(sample.at, sample.running + sample.queued, accept, verdict)
 
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from specserve import api, signals
@@ -21,9 +21,7 @@ class BadTrace(Exception):
     """A file is no trace, or no SpecServe; the message names the place and what is wrong."""
 
 
-class _Line(BaseModel):
-    """One reading of a recorded trace."""
-
+class _Document(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel,
         validate_by_name=True,
@@ -31,6 +29,10 @@ class _Line(BaseModel):
         extra="forbid",
         frozen=True,
     )
+
+
+class _Line(_Document):
+    """One reading of a recorded trace."""
 
     at: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     running: Annotated[int, Field(ge=0)]
@@ -42,7 +44,7 @@ class _Line(BaseModel):
 Ramp = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
-class Phase(BaseModel):
+class Phase(_Document):
     """A stretch of a made-up load.
 
     Attributes:
@@ -50,14 +52,6 @@ class Phase(BaseModel):
         in_flight: Requests in flight; two numbers are a ramp from one to the other.
         accept_length: Acceptance length of the traffic at 3 steps, from 1 to 4; likewise.
     """
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        extra="forbid",
-        frozen=True,
-    )
 
     seconds: Annotated[float, Field(gt=0, le=LONGEST)]
     in_flight: Annotated[float, Field(ge=0, le=65_536)] | Ramp
@@ -68,7 +62,7 @@ class Phase(BaseModel):
         return round(_between(self.in_flight, share)), _between(self.accept_length, share)
 
 
-class MadeUp(BaseModel):
+class MadeUp(_Document):
     """A made-up load, and the engine that is to carry it.
 
     Attributes:
@@ -78,18 +72,16 @@ class MadeUp(BaseModel):
         phases: The load.
     """
 
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        extra="forbid",
-        frozen=True,
-    )
-
     profile: str = "h200-a"
     steps: Annotated[list[int], Field(min_length=2)] = [0, 3]
     capacity: Annotated[int, Field(ge=1)] = 256
     phases: Annotated[list[Phase], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _loaded(self) -> Self:
+        if not any(any(phase.at(share)[0] for share in (0.0, 1.0)) for phase in self.phases):
+            raise ValueError("inFlight is 0 in all phases: there is nothing to decide")
+        return self
 
     def load(self, period: float) -> Iterator[tuple[float, int, float]]:
         """(seconds from the start, in flight, acceptance length), each period."""
