@@ -561,7 +561,8 @@ class Policy(Node):
     lease_seconds: Annotated[int, Field(ge=15, le=600)] = Field(
         default=60,
         description="Life of a directive in seconds. An engine that hears nothing for so long "
-        "follows the directive's fallback: the thresholds as a table over its own batch size. "
+        "follows the directive's fallback: under Threshold the bounds as a table over its own "
+        "batch size, under BreakEven the present table, of a pin the pin. "
         "Renewed after a third of it.",
     )
     draft_kv: Literal["Cold", "Warm", "Auto"] = Field(

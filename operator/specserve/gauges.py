@@ -8,16 +8,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from specserve import api
 from specserve.fleet import Fleet
 from specserve.policy import directive
-from specserve.target import Target
 
-Served = tuple[Fleet, Target | None, api.Policy | None]
+Served = tuple[Fleet, api.Policy | None]
 
 
 def collect(served: Sequence[Served], now: float) -> Iterable[Metric]:
     """All of them.
 
     Args:
-        served: Fleets, each with its target and the policy in force, None where it is let go of.
+        served: Fleets, each with the policy in force, None where it is let go of.
         now: Monotonic seconds.
     """
     return [*_load(served, now), *_policy(served)]
@@ -36,7 +35,7 @@ def _load(served: Sequence[Served], now: float) -> list[Metric]:
     enabled = _gauge(
         "speculation_enabled", "Pods of a SpecServe whose engine reports speculation on."
     )
-    for fleet, _, _ in served:
+    for fleet, _ in served:
         usable = fleet.usable
         samples = [steered.sample for steered in usable if steered.sample is not None]
         if samples:
@@ -87,7 +86,7 @@ def _policy(served: Sequence[Served]) -> list[Metric]:
         labels=["namespace", "name"],
     )
     by_name = {"accept": accept, "breakEven": even, "value": value}
-    for fleet, _, patient in served:
+    for fleet, patient in served:
         key = list(fleet.key)
         verdicts = [s.verdict for s in fleet.usable if s.verdict is not None]
         numbers: dict[str, list[float]] = {}

@@ -276,7 +276,7 @@ def _decisions(regulator: Regulator, path: Sequence[str]) -> Any:
 
 def _iso(seconds: float) -> str:
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")[:-5] + "Z"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class _Ground:

@@ -151,6 +151,8 @@ class PrometheusClient:
         server = self._servers.pop(key, None)
         if server is not None:
             server.close()
+        if not any(namespace == key[0] for namespace, _ in self._servers):
+            self._turns.pop(key[0], None)
 
     def _server(self, target: Target) -> "_Server":
         spec = target.policy.prometheus
@@ -158,7 +160,7 @@ class PrometheusClient:
             raise PrometheusError("SpecRejected", "policy.prometheus is missing")
         if target.access.missing:
             raise PrometheusError(conditions.SECRET_MISSING, target.access.missing)
-        asked_for = (spec, target.access, target.model, target.policy.stale_after_seconds)
+        asked_for = _asked_for(target)
         server = self._servers.get(target.key)
         if server is None or server.asked_for != asked_for:
             self.forget(target.key)
@@ -196,6 +198,12 @@ class PrometheusClient:
                 server.close()
 
 
+def _asked_for(target: Target) -> tuple[object, ...]:
+    """What a server is asked with; another one needs a new connection."""
+    policy = target.policy
+    return (policy.prometheus, target.access, target.model, policy.stale_after_seconds)
+
+
 def _host(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
@@ -216,7 +224,7 @@ class _Server:
         token_file: str | None,
     ) -> None:
         self.key = target.key
-        self.asked_for = (spec, target.access, target.model, target.policy.stale_after_seconds)
+        self.asked_for = _asked_for(target)
         self.asked = float("-inf")
         self.asking: asyncio.Task[None] | None = None
         self.answered = 0.0
@@ -258,6 +266,14 @@ class _Server:
         code = "200"
         try:
             result = self._result()
+            return queries.readings(
+                result,
+                self._query,
+                self._spec,
+                self.key,
+                self._target.model,
+                self._target.policy.stale_after_seconds,
+            )
         except PrometheusError as error:
             # However a query ends that is cut, the reason is that it took too long.
             said = _late() if self.line.was_cut else error
@@ -270,14 +286,6 @@ class _Server:
             return Gap("PrometheusFailed", f"{self._spec.url}: {type(error).__name__}")
         finally:
             telemetry.admin_seconds.labels("prometheus", code).observe(time.perf_counter() - began)
-        return queries.readings(
-            result,
-            self._query,
-            self._spec,
-            self.key,
-            self._target.model,
-            self._target.policy.stale_after_seconds,
-        )
 
     def _result(self) -> Any:
         self.line.lay()

@@ -215,8 +215,8 @@ def _element(item: Any) -> tuple[dict[str, str], float, float]:
     """One element of an instant vector: its labels, time of evaluation and value."""
     try:
         labels, (at, text) = item["metric"], item["value"]
-        value = float(text)
-    except (KeyError, TypeError, ValueError):
+        value, moment = float(text), float(at)
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise Unreadable("the answer is no vector of samples") from None
     if (
         not isinstance(labels, dict)
@@ -224,10 +224,10 @@ def _element(item: Any) -> tuple[dict[str, str], float, float]:
         or not isinstance(text, str)
         or isinstance(at, bool)
         or not isinstance(at, int | float)
-        or not math.isfinite(at)
+        or not math.isfinite(moment)
     ):
         raise Unreadable("the answer is no vector of samples")
-    return dict(labels), float(at), value
+    return dict(labels), moment, value
 
 
 def _reading(

@@ -163,10 +163,11 @@ class _QuietHandler(WSGIRequestHandler):
 
 def _decisions(health: Health, path: Sequence[str]) -> tuple[str, str]:
     """Status line and JSON text of what lies under /decisions."""
-    if health.decisions is None:
+    decisions = health.decisions  # the loop's thread may take it away meanwhile
+    if decisions is None:
         message = "this process does not lead; the holder of the Lease knows the decisions"
         return "503 Service Unavailable", json.dumps({"message": message})
-    found = health.decisions(path)
+    found = decisions(path)
     if found is None:
         message = "there are /decisions and /decisions/NAMESPACE/NAME of SpecServes served here"
         return "404 Not Found", json.dumps({"message": message})

@@ -20,12 +20,19 @@ BUILD = ROOT / "build" / "bench"
 LIBRARIES = ("specserve", "specserve-sim", "aiohttp", "kopf", "uvicorn")
 
 
+def stamp() -> dict[str, Any]:
+    """When and where something was measured."""
+    return {
+        "at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": measure.machine(),
+    }
+
+
 def heading(name: str) -> dict[str, Any]:
     """What every result begins with: when, where and with which versions it was measured."""
     return {
         "benchmark": name,
-        "at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "machine": measure.machine(),
+        **stamp(),
         "versions": {
             "python": platform.python_version(),
             "kubernetes": pinned().of["kubernetes"],

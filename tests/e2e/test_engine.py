@@ -20,6 +20,7 @@ import time
 import pytest
 
 from specserve import names
+from tests.bench import report
 from tests.cluster.namespaces import connector
 from tests.cluster.node import node_cluster
 from tests.cluster.processes import until
@@ -88,6 +89,7 @@ class Story:
 
     def write(self):
         self.record["seconds"] = round(time.monotonic() - self._began, 1)
+        self.record |= report.stamp()
         RECORD.parent.mkdir(parents=True, exist_ok=True)
         RECORD.write_text(json.dumps(self.record, indent=1) + "\n")
 

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from specserve import names
+from tests.bench import report
 from tests.chart import rendering
 from tests.cluster.errors import CommandError
 from tests.cluster.node import NODE_NAME, NodeCluster
@@ -63,6 +64,7 @@ class Story:
 
     def write(self):
         self.summary["seconds"] = round(time.monotonic() - self._began, 1)
+        self.summary |= report.stamp()
         SUMMARY.parent.mkdir(parents=True, exist_ok=True)
         SUMMARY.write_text(json.dumps(self.summary, indent=1) + "\n")
 
@@ -416,7 +418,9 @@ def _restart_kubelet(cluster):
         # A node is Ready by its old word while the new kubelet has yet to learn of its pods.
         with contextlib.suppress(CommandError):
             raw = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{NODE_NAME}/proxy/pods")
-            return any(pod["metadata"]["name"] == "waves" for pod in json.loads(raw)["items"])
+            # No pods yet is `null`, not an empty list.
+            pods = json.loads(raw)["items"] or []
+            return any(pod["metadata"]["name"] == "waves" for pod in pods)
         return False
 
     until(known, "the kubelet to know its pods", 60, alive=[cluster.kubelet])

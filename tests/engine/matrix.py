@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve_engine.sglang import upstream
+from tests.bench import report
 from tests.cluster import packages as debian
 from tests.cluster.progress import Progress
 from tests.engine import environment, faults, measure, secrecy, trained
@@ -146,7 +146,7 @@ class Trial:
                 "failed": cases.failed,
                 "seconds": cases.seconds,
             },
-            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+            **report.stamp(),
             "seconds": round(time.monotonic() - began),
         }
 

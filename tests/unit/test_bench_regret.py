@@ -267,6 +267,7 @@ def test_a_result_becomes_a_page_and_pictures(tmp_path):
     }
     result = {
         "benchmark": "regret",
+        "seconds": 540.0,
         "at": "2026-11-30T00:00:00Z",
         "machine": {
             "cores": 2,

@@ -12,7 +12,7 @@ import pytest
 from specserve.bench import command, connection
 from specserve.bench.client import Client
 from specserve.bench.connection import BadOption
-from specserve.bench.steering import NotSteerable, steering
+from specserve.bench.steering import NotSteerable, Steering, steering
 from specserve_sim.behaviour import Fault
 from specserve_sim.engine import EngineConfig
 from specserve_sim.launch import running_engine
@@ -225,6 +225,19 @@ async def test_an_engine_that_somebody_steers_is_left_alone(credentials, capsys)
             with pytest.raises(NotSteerable, match="steers"):
                 async with steering(client, place):
                     raise AssertionError("it was taken over")
+        assert mode(running) == "auto"
+
+
+async def test_an_engine_is_put_back_though_its_renewals_failed(credentials, monkeypatch):
+    async def refused(self) -> None:
+        raise NotSteerable("the token is another one now")
+
+    monkeypatch.setattr(Steering, "renew", refused)
+    async with engine_at(credentials) as running, Client() as client:
+        place = connection.Connection(running.url, running.admin_url, token=TOKEN)
+        async with steering(client, place) as hand:
+            await hand.apply({"mode": "off", "draftKv": "cold"})
+            assert mode(running) == "off"
         assert mode(running) == "auto"
 
 

@@ -155,8 +155,8 @@ async def steering(client: Client, connection: Connection) -> AsyncIterator[Stee
         yield hand
     finally:
         renewal.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await renewal
+        # However the renewals ended, the engine is put back.
+        await asyncio.gather(renewal, return_exceptions=True)
         await asyncio.shield(hand.restore())
 
 

@@ -100,6 +100,8 @@ def template(
         "name": names.ENGINE_CONTAINER,
         "image": engine_image(spec.engine.image, provision),
         "args": arguments(spec, model.path, draft.path if draft else None),
+        # SGLang writes no message of its own, and the last lines of its log tell why it ended.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": list(_environment(spec)),
         "ports": [
             _port(names.PORT_NAME_SERVING, names.PORT_SERVING),

@@ -17,12 +17,20 @@ GOALS = {"steadyWorst": 0.97, "tracesWorst": 0.90, "noiseFlipsPerPodMinute": 1.0
 
 def render(result: Mapping[str, Any]) -> str:
     """The page of a result, as Markdown: how it was made, the pictures, the tables."""
-    parts = [_method(result["settings"])]
+    parts = [_method(result["settings"]) + "\n" + _notes(result)]
     if result["cells"]:
         parts.append("![ratios of all cells](regret.png)")
     if any("series" in trace for trace in result["traces"]):
         parts.append("![throughput over the traces](regret-traces.png)")
     return "\n\n".join((*parts, tables(result)))
+
+
+def _notes(result: Mapping[str, Any]) -> str:
+    return f"""- The whole run took {result["seconds"] / 60:.0f} minutes on this machine.
+- Flips on noise count what a table has the engine do by itself, too. On traces that ask for
+  changes (diurnal) it steps along the table several times a minute, which no flip budget limits:
+  each step costs a millisecond. Threshold dwells 10 s, so noise on its bounds can flip it six
+  times a minute until the hour's budget is spent."""
 
 
 def tables(result: Mapping[str, Any]) -> str:
