@@ -5,7 +5,6 @@ knows comes from watches; nothing is written that holds already, so that at rest
 at all.
 """
 
-import datetime
 import logging
 import secrets
 import time
@@ -19,6 +18,8 @@ from specserve import (
     api,
     conditions,
     curves,
+    document,
+    moments,
     names,
     observed,
     queries,
@@ -32,7 +33,7 @@ from specserve.decisions import Switch
 from specserve.kube import KubeError, KubeRefused, KubeUnreachable, Object
 from specserve.observed import Credentials, Key, Owned, Pod, Trouble
 from specserve.status import Engine
-from specserve.target import Access, Notice, Standing, Target
+from specserve.target import Access, Notice, Standing, Target, ranks_of, target_of
 from specserve.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -425,18 +426,16 @@ class Reconciler:
         missing = "; ".join(filter(None, (missing, access.missing)))
         credentials = await self._ensure_credentials(resource, owner, api_key)
         found = await self._curve(resource.key, spec)
-        target = self._targets[resource.key] = Target(
-            key=resource.key,
-            policy=queries.paced(spec.policy),
-            draft=spec.draft,
+        target = self._targets[resource.key] = target_of(
+            resource.key,
+            spec,
             tokens=credentials.tokens,
             api_key=api_key,
-            model=_served_name(spec),
-            ranks=_ranks(spec),
             curve=found.curve if found else None,
-            mode_until=_end_of_pin(spec.policy),
             access=access,
-            last_switch=_seconds((resource.status.get("speculation") or {}).get("lastSwitchTime")),
+            last_switch=moments.seconds(
+                (resource.status.get("speculation") or {}).get("lastSwitchTime")
+            ),
         )
         self._regulator.configure(target)
         self._look_again(target)
@@ -765,7 +764,7 @@ class Reconciler:
                 deployment=deployments[0] if deployments else None,
                 pods=list(self._pods.get(resource.key, {}).values()),
                 engines=self._regulator.engines(resource.key),
-                ranks=_ranks(resource.spec) if resource.spec else 1,
+                ranks=ranks_of(resource.spec) if resource.spec else 1,
                 requests=_requests(resource.spec) if resource.spec else None,
                 period_milliseconds=_period(resource.spec, self._regulator.stretch),
                 previous=resource.status,
@@ -776,8 +775,8 @@ class Reconciler:
                 live=self._regulator.live(resource.key),
                 switches=self._regulator.switches(resource.key),
             ),
-            _iso(self._wall()),
-            _iso,
+            moments.iso(self._wall()),
+            moments.iso,
         )
         if new == resource.status:
             return
@@ -837,7 +836,7 @@ def _words(standing: Standing) -> str:
     override = standing.override
     if override is None:
         return ""
-    end = "" if override.until is None else f" until {_iso(override.until)}"
+    end = "" if override.until is None else f" until {moments.iso(override.until)}"
     return f"{override.mode}{end}" + (f", {override.reason}" if override.reason else "")
 
 
@@ -849,21 +848,8 @@ def _parse(spec: Any) -> tuple[api.SpecServeSpec | None, str]:
     try:
         return api.SpecServeSpec.model_validate(spec), ""
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in ("spec", *first["loc"]))
-        return None, f"{field}: {first['msg']}; the installed CRD may be older than the operator"
-
-
-def _served_name(spec: api.SpecServeSpec) -> str:
-    return spec.model.served_name or spec.model.source.partition("://")[2].strip("/")
-
-
-def _ranks(spec: api.SpecServeSpec) -> int:
-    """Data-parallel ranks of a pod, as far as the spec can be understood."""
-    try:
-        return workload.layout_of(spec).ranks
-    except workload.UnusableSpec:
-        return spec.engine.data_parallel
+        words = document.first(error)
+        return None, f"{words}; the installed CRD may be older than the operator"
 
 
 def _requests(spec: api.SpecServeSpec) -> int | None:
@@ -903,26 +889,3 @@ _GENERATED: Mapping[str, Callable[[], str]] = {
     names.KEY_ADMIN_KEY: _token,
     names.KEY_NONCE: _nonce,
 }
-
-
-def _iso(seconds: float) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _end_of_pin(policy: api.Policy) -> float | None:
-    """When a pinned mode ends, in wall-clock seconds; None if it does not."""
-    try:
-        return _seconds(policy.mode_until)
-    except ValueError:
-        # The schema takes more than Python does: leap seconds, small letters.
-        raise _Blocked(
-            conditions.SPEC_REJECTED,
-            f"spec.policy.modeUntil: {policy.mode_until} is no time like 2030-01-31T12:00:00Z",
-        ) from None
-
-
-def _seconds(moment: str | None) -> float | None:
-    if not moment:
-        return None
-    return datetime.datetime.fromisoformat(moment).timestamp()

@@ -1,0 +1,124 @@
+"""What is new about the engines, one line each: decided, done, gone wrong, well again.
+
+A decision is what the policy wants; a switch is what an engine has confirmed. Both are told, as
+they are two things.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TextIO
+
+from specserve import decisions, moments
+from specserve.decisions import Decision, Switch
+from specserve.status import Engine
+
+Kind = Literal["decides", "switched", "warning", "well", "note"]
+
+#: Lines that a screen can go back to.
+KEPT: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One line.
+
+    Attributes:
+        at: Wall-clock seconds.
+        kind: What it is about.
+        engine: Whose, empty if it is about all.
+        text: For people, with the numbers.
+    """
+
+    at: float
+    kind: Kind
+    engine: str
+    text: str
+
+    def line(self) -> str:
+        """The line for a terminal's scrollback or a log."""
+        who = f" {self.engine}" if self.engine else ""
+        return f"{moments.iso(self.at)}{who} {self.kind}: {self.text}"
+
+
+class Board:
+    """Gathers news, and hands each on.
+
+    Args:
+        wall: Wall-clock seconds.
+        tell: Told each line.
+        log: Takes decisions as JSON lines, in the form of the operator's decision log; None for
+            no such log.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float], tell: Callable[[News], None], log: TextIO | None
+    ) -> None:
+        self._wall = wall
+        self._tell = tell
+        self._log = log
+        self._switches: tuple[Switch, ...] = ()
+        self._troubles: dict[str, str] = {}
+        #: The last lines, the oldest first.
+        self.lines: deque[News] = deque(maxlen=KEPT)
+
+    def say(self, kind: Kind, engine: str, text: str, at: float | None = None) -> None:
+        """Tell a line."""
+        news = News(self._wall() if at is None else at, kind, engine, text)
+        self.lines.append(news)
+        self._tell(news)
+
+    def decided(self, decision: Decision) -> None:
+        """Take in a decision that differs from the one before it."""
+        if self._log is not None:
+            (entry,) = decisions.to_json([decision], moments.exact)
+            self._log.write(json.dumps(entry) + "\n")
+            self._log.flush()
+        verdict = decision.verdict
+        probe = " (a probe)" if verdict.probe else ""
+        self.say("decides", decision.pod, f"{verdict.reason}{probe}", decision.at)
+
+    def switched(self, switches: tuple[Switch, ...]) -> None:
+        """Take in the last switches that engines confirmed, of which some may be new."""
+        for switch in switches:
+            if switch not in self._switches:
+                text = f"{switch.mode.lower()}, confirmed by the engine: {switch.reason}"
+                self.say("switched", switch.pod, text, switch.at)
+        self._switches = switches
+
+    def seen(self, engine: Engine) -> None:
+        """Take in what is known of an engine: troubles that begin and that end."""
+        code, text = _trouble(engine)
+        if code == self._troubles.get(engine.name, ""):
+            return
+        self._troubles[engine.name] = code
+        if code:
+            self.say("warning", engine.name, text)
+        else:
+            self.say("well", engine.name, "it answers and takes orders")
+
+
+def _trouble(engine: Engine) -> tuple[str, str]:
+    """What is wrong with an engine: a code and a line, both empty if nothing is."""
+    for error, what in (
+        (engine.control_error, "its mode is left as it is"),
+        (engine.sample_error, "its load is not known: onSignalLoss decides"),
+    ):
+        if error is not None:
+            code, said = error
+            return code, f"{code}: {said or 'no new reading'}; {what}"
+    if engine.controllable is False:
+        why = engine.control_reason or "the engine does not say why"
+        return "NotControllable", f"it cannot be switched live: {why}"
+    return "", ""
+
+
+def open_log(path: Path) -> TextIO:
+    """Open a decision log to add to.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    return path.open("a", encoding="utf-8")
