@@ -151,6 +151,8 @@ class Session:
         return all(left)
 
     async def _leave(self, place: Place) -> bool:
+        if place.name not in self.engines.facts:
+            return True  # it was never heard of, and has no order of this process
         endpoint = Endpoint(place.name, self._wish.tokens, self._wish.api_key)
         said = "it is not reached"
         remaining = 0.0

@@ -30,25 +30,27 @@ class StateLocked(Exception):
     """Another process works on the folder; the message names it."""
 
 
-class Remembered(BaseModel):
-    """What is kept of one engine."""
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        frozen=True,
+        extra="forbid",
+        # Times that never came are minus infinity, of which JSON knows none.
+        ser_json_inf_nan="strings",
+    )
 
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True)
+
+class Remembered(_Part):
+    """What is kept of one engine."""
 
     epoch: int = 0
     memory: Memory
 
 
-class Document(BaseModel):
+class Document(_Part):
     """The file."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=True,
-        frozen=True,
-        extra="forbid",
-        ser_json_inf_nan="strings",
-    )
 
     schema_version: Literal["specserve.dev/local-v1"] = Field(
         default="specserve.dev/local-v1", alias="schema"
