@@ -171,6 +171,21 @@ class EngineClient:
         limit = directive["deadlineMs"] / 1000 + 1.0
         return await self._admin("switch", "PUT", engine, directive, limit)
 
+    async def healthy(self, url: str, limit: float) -> bool:
+        """Whether a health route answers as the kubelet's probe wants it.
+
+        Args:
+            url: The whole URL; nothing is shown to it.
+            limit: Seconds it may take.
+        """
+        try:
+            async with self._session.get(
+                url, timeout=aiohttp.ClientTimeout(total=limit), allow_redirects=False
+            ) as response:
+                return 200 <= response.status < 400
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
     async def _admin(
         self,
         call: str,

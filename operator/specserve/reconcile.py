@@ -6,7 +6,6 @@ at all.
 """
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from specserve import (
     conditions,
     curves,
     document,
+    keys,
     moments,
     names,
     observed,
@@ -624,8 +624,8 @@ class Reconciler:
         changes: dict[str, str] = {}
         if have.rotated != resource.rotate and resource.rotate:
             changes[names.KEY_PLUGIN_TOKEN_PREVIOUS] = have.data.get(names.KEY_PLUGIN_TOKEN, "")
-            changes[names.KEY_PLUGIN_TOKEN] = _token()
-        for name, make in _GENERATED.items():
+            changes[names.KEY_PLUGIN_TOKEN] = keys.token()
+        for name, make in keys.MADE.items():
             if not have.data.get(name) and name not in changes:
                 changes[name] = make()
         admin_key = changes.get(names.KEY_ADMIN_KEY) or have.data[names.KEY_ADMIN_KEY]
@@ -667,13 +667,13 @@ class Reconciler:
     async def _create_credentials(
         self, resource: _Resource, owner: workload.Owner, api_key: str | None
     ) -> Credentials:
-        admin_key = _token()
+        admin_key = keys.token()
         manifest = workload.credentials(
             owner,
-            plugin_token=_token(),
+            plugin_token=keys.token(),
             plugin_token_previous="",
             admin_key=admin_key,
-            nonce=_nonce(),
+            nonce=keys.nonce(),
             config_yaml=workload.engine_config(admin_key, api_key),
             rotated=resource.rotate,
             holder=self._holder,
@@ -873,19 +873,3 @@ def _period(spec: api.SpecServeSpec | None, stretch: float) -> int | None:
 
 def _entry(ref: api.SecretKeyRef | api.CertificateKeyRef | None) -> tuple[str, str] | None:
     return None if ref is None else (ref.name, ref.key)
-
-
-def _token() -> str:
-    return secrets.token_urlsafe(32)
-
-
-def _nonce() -> str:
-    # A number that every JSON reader keeps exact.
-    return str(secrets.randbelow(2**53 - 1) + 1)
-
-
-_GENERATED: Mapping[str, Callable[[], str]] = {
-    names.KEY_PLUGIN_TOKEN: _token,
-    names.KEY_ADMIN_KEY: _token,
-    names.KEY_NONCE: _nonce,
-}

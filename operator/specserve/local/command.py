@@ -1,37 +1,25 @@
-"""`specserve local`: its options, and how it ends."""
+"""`specserve local`: its options."""
 
 import argparse
-import asyncio
-import contextlib
-import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specserve import document, names
+from specserve import names
 from specserve.bench import connection
-from specserve.bench.command import fail, interruptible
-from specserve.bench.connection import BadOption
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from specserve.curves import ConfigMapText
-    from specserve.document import Document
-    from specserve.local.news import News
-    from specserve.local.places import Place
-    from specserve.local.state import State
 
 DESCRIPTION = """\
 Steer speculation on this box without a cluster. The policy of a SpecServe, its loop and its
 decision log are the operator's own: the load of each engine is read, the policy decides, and the
 engine is switched while it serves.
 
-The engines run already and are given by URL; each needs the SpecServe plugin, and its token.
-Orders hold for policy.leaseSeconds and are renewed. Ended by Ctrl-C or SIGTERM, every engine is
-put into the fallback of its last order at once; killed, the engines go there by themselves when
-the lease is over. What was learnt is kept in the state folder and used by the next run."""
+The engines run already and are given by URL with --engine; each needs the SpecServe plugin, and
+its token. Or they are started with --start, by the very command line that the operator would
+render, watched by its probes, and started again when they end; --print shows that command line.
+
+Orders hold for policy.leaseSeconds and are renewed. Ended by Ctrl-C or SIGTERM, given engines are
+put into the fallback of their last order at once, and started ones are ended (unless --keep). If
+this process is killed, the engines run on and go there by themselves when the lease is over. What
+was learnt is kept in the state folder and used by the next run."""
 
 EPILOG = """\
 examples:
@@ -40,12 +28,16 @@ examples:
   specserve local -f cr.yaml --engine http://127.0.0.1:30000 --admin-url http://127.0.0.1:9470 \\
       --engine http://127.0.0.1:30001 --admin-url http://127.0.0.1:9471 --token-file token
       two on one box; --engine http://127.0.0.1:30001,http://127.0.0.1:9471 says the same
+  specserve local -f cr.yaml --start
+      start the engines, too: SGLang and specserve-engine must be installed for this python3
+  specserve local -f cr.yaml --print
+      only show how they would be started
   specserve local -f cr.yaml --engine ... --log decisions.jsonl > lines.txt
       not on a terminal: one line for each change, and all decisions with their numbers as JSON
 
-exit status: 0 ended as asked, and all engines are in their fallback; 1 ended as asked, but an
-engine did not take it and goes there when its lease is over; 2 nothing was begun: standard error
-says what to change."""
+exit status: 0 ended as asked, and all engines are in their fallback or have ended; 1 ended as
+asked, but an engine did not take its fallback (it goes there when its lease is over) or had to be
+ended by force; 2 nothing was begun: standard error says what to change."""
 
 
 def add_parser(commands: Any) -> None:
@@ -77,6 +69,39 @@ def add_parser(commands: Any) -> None:
         f"(default: the engine's host, port {names.PORT_ADMIN})",
     )
     connection.add_keys(engines)
+    started = parser.add_argument_group("engines started from here")
+    started.add_argument("--start", action="store_true", help="start spec.replicas engines")
+    started.add_argument(
+        "--print",
+        action="store_true",
+        help="print the command line and the variables of each engine, and end",
+    )
+    started.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave the engines running at the end, in their fallback; the next --start with the "
+        "same state takes them on",
+    )
+    started.add_argument(
+        "--entry-point",
+        default="",
+        metavar="COMMAND",
+        help="what an engine image would run, unless spec.engine.command says (default: "
+        "python3 -m sglang.launch_server)",
+    )
+    started.add_argument(
+        "--port",
+        type=int,
+        default=names.PORT_SERVING,
+        help=f"serving port of the first engine, the others' follow (default: "
+        f"{names.PORT_SERVING})",
+    )
+    started.add_argument(
+        "--admin-port",
+        type=int,
+        default=names.PORT_ADMIN,
+        help=f"port of its plugin's listener, likewise (default: {names.PORT_ADMIN})",
+    )
     kept = parser.add_argument_group("what is known and kept")
     kept.add_argument(
         "--curve",
@@ -102,129 +127,6 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
-    from specserve.local import state  # noqa: PLC0415 - a command loads what it needs
+    from specserve.local.conduct import conduct  # noqa: PLC0415 - a command loads what it needs
 
-    try:
-        asked = _document(options.file)
-        places = places_of(options.engine, options.admin_url, asked.name)
-        curve = _curve(options.curve)
-        keys = _keys(options, os.environ)
-        folder = options.state or state.default_folder(asked.name, os.environ)
-        with state.held(folder) as held:
-            return interruptible(_steer(options, asked, places, curve, keys, held))
-    except (BadOption, state.StateLocked) as error:
-        return fail(error)
-    except OSError as error:
-        return fail(f"{error.filename}: {error.strerror}")
-
-
-def places_of(engines: "list[str]", admin_urls: "list[str]", name: str) -> "tuple[Place, ...]":
-    """Where the engines are that the options name.
-
-    Raises:
-        BadOption: None is named, an address is none, or two are the same.
-    """
-    from specserve.local.places import Place  # noqa: PLC0415
-
-    if not engines:
-        raise BadOption("--engine: name at least one, such as http://127.0.0.1:30000")
-    if len(admin_urls) > len(engines):
-        raise BadOption(f"--admin-url: {len(admin_urls)} for {len(engines)} of --engine")
-    found: list[Place] = []
-    for number, text in enumerate(engines):
-        serving, _, beside = text.partition(",")
-        apart = admin_urls[number] if number < len(admin_urls) else ""
-        if beside and apart:
-            raise BadOption(f"--admin-url: {apart}, and --engine {text} names another")
-        url = connection.base_url("--engine", serving)
-        admin = beside or apart
-        place = Place(
-            f"{name}-{number}",
-            url,
-            connection.base_url("--admin-url", admin) if admin else connection.plugin_url(url),
-        )
-        for other in found:
-            if other.serving == place.serving or other.admin == place.admin:
-                raise BadOption(
-                    f"--engine: {text} and {other.serving} share an address; two engines on one "
-                    "host need an --admin-url each"
-                )
-        found.append(place)
-    return tuple(found)
-
-
-def _document(path: Path) -> "Document":
-    try:
-        return document.read(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadOption(f"-f: {path}: {getattr(error, 'strerror', error)}") from None
-    except document.BadDocument as error:
-        raise BadOption(f"{path}: {error}") from None
-
-
-def _curve(path: Path | None) -> "ConfigMapText | None":
-    from specserve.curves import ConfigMapText  # noqa: PLC0415
-    from specserve.policy import Curve, CurveError  # noqa: PLC0415
-
-    if path is None:
-        return None
-    try:
-        text = path.read_text(encoding="utf-8")
-        Curve.from_json(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadOption(f"--curve: {path}: {getattr(error, 'strerror', error)}") from None
-    except CurveError as error:
-        raise BadOption(f"--curve: {path}: {error}") from None
-    return ConfigMapText(str(path), text, kind="file")
-
-
-def _keys(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    token = connection.secret(
-        "--token-file", options.token_file, environ.get(connection.ENV_TOKEN)
-    )
-    if token is None:
-        raise BadOption(
-            f"--token-file: the plugin's token is needed (or set {connection.ENV_TOKEN}); it is "
-            "what the engine was started with, in the file "
-            f"{names.KEY_PLUGIN_TOKEN} of its credentials folder"
-        )
-    return token, connection.secret(
-        "--api-key-file", options.api_key_file, environ.get(connection.ENV_API_KEY)
-    )
-
-
-async def _steer(
-    options: argparse.Namespace,
-    asked: "Document",
-    places: "Iterable[Place]",
-    curve: "ConfigMapText | None",
-    keys: tuple[str, str | None],
-    held: "State",
-) -> int:
-    from specserve.engine import EngineClient  # noqa: PLC0415
-    from specserve.local import news, session  # noqa: PLC0415
-
-    token, api_key = keys
-    wish = session.Wish((asked.namespace, asked.name), asked.spec, (token,), api_key, curve)
-    async with contextlib.AsyncExitStack() as stack:
-        log = None if options.log is None else stack.enter_context(news.open_log(options.log))
-        board = news.Board(time.time, _print, log)
-        state = held.of(asked.name, asked.spec)
-        if state.trouble:
-            board.say("warning", "", state.trouble)
-        client = await stack.enter_async_context(EngineClient(session.METRICS))
-        work = session.Session(client, places, state, wish, board, wall=time.time)
-        for place in work.places:
-            board.say("note", place.name, f"{place.serving}, admin {place.admin}")
-            work.begin(place)
-        try:
-            await work.run()
-        except asyncio.CancelledError:
-            board.say("note", "", "ending: every engine takes the fallback of its last order")
-        finally:
-            work.save()
-        return 0 if await work.leave() else 1
-
-
-def _print(line: "News") -> None:
-    print(line.line(), flush=True)  # noqa: T201 - a command line prints
+    return conduct(options)

@@ -4,9 +4,11 @@ A decision is what the policy wants; a switch is what an engine has confirmed. B
 they are two things.
 """
 
+import contextlib
 import json
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TextIO
@@ -100,6 +102,20 @@ class Board:
             self.say("well", engine.name, "it answers and takes orders")
 
 
+class Handler(logging.Handler):
+    """Tells warnings of the loop's own log as news."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(logging.WARNING)
+        self._board = board
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell a record, with the kind of its error but without its traceback's lines."""
+        error = record.exc_info[1] if record.exc_info else None
+        why = f": {type(error).__name__}: {error}" if error is not None else ""
+        self._board.say("warning", "", f"{record.getMessage()}{why}")
+
+
 def _trouble(engine: Engine) -> tuple[str, str]:
     """What is wrong with an engine: a code and a line, both empty if nothing is."""
     for error, what in (
@@ -113,6 +129,17 @@ def _trouble(engine: Engine) -> tuple[str, str]:
         why = engine.control_reason or "the engine does not say why"
         return "NotControllable", f"it cannot be switched live: {why}"
     return "", ""
+
+
+@contextlib.contextmanager
+def logged(board: Board) -> Iterator[None]:
+    """Have warnings of the log told as news for the length of a `with` block."""
+    handler, root = Handler(board), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 def open_log(path: Path) -> TextIO:

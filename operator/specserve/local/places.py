@@ -33,23 +33,21 @@ class Place:
     serving: str
     admin: str
 
-    def pod(self, key: Key, *, boot: str = "", usable: bool = True) -> Pod:
-        """The pod that it is to the loop.
+    def pod(self, key: Key) -> Pod:
+        """The pod that an engine which is always there is to the loop.
 
         Args:
             key: The SpecServe it belongs to.
-            boot: Changes with each start of the engine, as far as it is started from here.
-            usable: Whether it may be read and switched.
         """
         return Pod(
             uid=self.name,
             key=key,
             name=self.name,
             ip=self.name,
-            usable=usable,
+            usable=True,
             alive=True,
             leaving=False,
-            boot=boot,
+            boot="",
             trouble=None,
         )
 

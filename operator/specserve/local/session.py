@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from specserve.engine import Endpoint, EngineClient, EngineError
 from specserve.local.news import Board
 from specserve.local.places import Engines, Place
 from specserve.local.state import SAVE_SECONDS, Remembered, State
-from specserve.observed import Key
+from specserve.observed import Key, Pod
 from specserve.policy import directive
 from specserve.regulate import DEADLINE_MS, Loads, Regulator
 from specserve.signals import MetricNames
@@ -113,18 +113,22 @@ class Session:
         self.fleet.knowledge = state.knowledge
         self.target = self._configure()
 
-    def begin(self, place: Place, *, boot: str = "", usable: bool = True) -> None:
-        """Take in an engine, or that it is another process, or whether it may be steered."""
-        known = self.fleet.pods.get(place.name)
-        new = place.pod(self._wish.key, boot=boot, usable=usable)
+    def show(self, pod: Pod) -> None:
+        """Take in an engine as a pod: that it is there, another process, or may not be steered."""
+        known = self.fleet.pods.get(pod.uid)
+        [place] = [place for place in self.places if place.name == pod.name]
         memory = self.state.memory(place.serving) if known is None else None
-        self.regulator.observe(None if known is None else known.pod, new, memory)
+        self.regulator.observe(None if known is None else known.pod, pod, memory)
 
-    async def run(self) -> None:
-        """Steer, and keep what is learnt, until cancelled."""
+    async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
+        """Steer, and keep what is learnt, until cancelled.
+
+        Args:
+            beside: What is to run meanwhile.
+        """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.regulator.run())
-            group.create_task(self._keep())
+            for work in (self.regulator.run(), self._keep(), *beside):
+                group.create_task(work)
 
     def save(self) -> None:
         """Write down what is remembered; that it could not be is said."""

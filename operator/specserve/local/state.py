@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from specserve import api
+from specserve.local.files import write_whole
 from specserve.policy import Knowledge, Memory, pardoned
 
 FILE = "state.json"
@@ -148,18 +149,6 @@ def _parts(spec: api.SpecServeSpec) -> tuple[dict[str, Any], dict[str, Any]]:
         spec.model.model_dump(mode="json", by_alias=True, exclude_none=True),
         spec.draft.model_dump(mode="json", by_alias=True, exclude_none=True),
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Put a text in place of a file, readable by its owner alone."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def default_folder(name: str, environ: Mapping[str, str]) -> Path:

@@ -8,6 +8,7 @@ replaces pods.
 from specserve.workload.arguments import (
     UnusableArgument,
     UnusableSpec,
+    adaptive_config,
     layout_of,
     requests_asked,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Provision",
     "UnusableArgument",
     "UnusableSpec",
+    "adaptive_config",
     "credentials",
     "desired",
     "engine_config",
