@@ -1,12 +1,13 @@
 """A SpecServe in a YAML text, read without an API server. Pure."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from specserve import api, names
+from specserve import api, names, rules, schema
 
 
 class BadDocument(ValueError):
@@ -31,7 +32,7 @@ class Document:
 
 
 def read(text: str) -> Document:
-    """The one SpecServe in a YAML text.
+    """The one SpecServe in a YAML text, judged as an API server with our schema would judge it.
 
     Raises:
         BadDocument: There is none, or more than one, or it is not valid.
@@ -50,6 +51,12 @@ def read(text: str) -> Document:
         spec = api.SpecServeSpec.model_validate(written)
     except ValidationError as error:
         raise BadDocument(first(error)) from None
+    for field in rules.unknown(_schema()["properties"]["spec"], written, "spec"):
+        raise BadDocument(f"unknown field {field}")
+    named = {"name": meta.get("name") or names.SINGULAR}
+    judged = {"metadata": named, "spec": rules.with_defaults(spec)}
+    for refusal in rules.broken(_schema(), judged):
+        raise BadDocument(refusal)
     return Document(
         name=str(meta.get("name") or names.SINGULAR),
         namespace=str(meta.get("namespace") or "default"),
@@ -58,8 +65,15 @@ def read(text: str) -> Document:
     )
 
 
+@cache
+def _schema() -> dict[str, Any]:
+    [version] = schema.document()["spec"]["versions"]
+    root: dict[str, Any] = version["schema"]["openAPIV3Schema"]
+    return root
+
+
 def first(error: ValidationError) -> str:
     """The first field of a spec that is not valid, and why."""
     details = error.errors()[0]
-    field = ".".join(str(part) for part in ("spec", *details["loc"]))
-    return f"{field}: {details['msg']}"
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
+    return f"spec{''.join(parts)}: {details['msg']}"

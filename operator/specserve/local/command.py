@@ -122,6 +122,11 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="add each decision with its numbers to a file, one JSON object a line",
     )
+    kept.add_argument(
+        "--lines",
+        action="store_true",
+        help="print one line for each change, as where there is no terminal",
+    )
     parser.set_defaults(run=run)
 
 

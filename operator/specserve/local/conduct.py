@@ -5,8 +5,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from specserve import document, names
@@ -173,6 +175,11 @@ async def _steer(
             board.say("note", place.name, f"{place.serving}, admin {place.admin}")
             if not keepers:
                 work.show(place.pod(wish.key))
+        if not options.lines and sys.stdout.isatty() and find_spec("rich") is not None:
+            from specserve.local.view import View  # noqa: PLC0415 - lines need no rich
+
+            seen = stack.enter_context(View(_title(options, wish), work.rows))
+            board.tell = seen.tell
         try:
             await work.run(*(keeper.run() for keeper in keepers))
         except asyncio.CancelledError:
@@ -186,6 +193,13 @@ async def _steer(
             else:
                 well = await work.leave()
         return 0 if well else 1
+
+
+def _title(options: argparse.Namespace, wish: Wish) -> str:
+    policy = wish.spec.policy
+    how = policy.strategy if policy.mode in {"Auto", "Observe"} else f"pinned {policy.mode}"
+    watching = ", observing only" if policy.mode == "Observe" else ""
+    return f"{wish.key[1]} ({options.file}): {how}{watching}. Ctrl-C ends it"
 
 
 def _ending(options: argparse.Namespace) -> str:

@@ -7,20 +7,17 @@ they are two things.
 import contextlib
 import json
 import logging
-from collections import deque
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TextIO
+from typing import Literal, TextIO
 
 from specserve import decisions, moments
 from specserve.decisions import Decision, Switch
 from specserve.status import Engine
 
 Kind = Literal["decides", "switched", "warning", "well", "note"]
-
-#: Lines that a screen can go back to.
-KEPT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,13 @@ class News:
     text: str
 
     def line(self) -> str:
-        """The line for a terminal's scrollback or a log."""
+        """The line for a log."""
         who = f" {self.engine}" if self.engine else ""
         return f"{moments.iso(self.at)}{who} {self.kind}: {self.text}"
+
+    def clock(self) -> str:
+        """The time of day here, for a person who sits before it."""
+        return time.strftime("%H:%M:%S", time.localtime(self.at))
 
 
 class Board:
@@ -59,18 +60,15 @@ class Board:
         self, wall: Callable[[], float], tell: Callable[[News], None], log: TextIO | None
     ) -> None:
         self._wall = wall
-        self._tell = tell
+        #: Told each line.
+        self.tell = tell
         self._log = log
         self._switches: tuple[Switch, ...] = ()
         self._troubles: dict[str, str] = {}
-        #: The last lines, the oldest first.
-        self.lines: deque[News] = deque(maxlen=KEPT)
 
     def say(self, kind: Kind, engine: str, text: str, at: float | None = None) -> None:
         """Tell a line."""
-        news = News(self._wall() if at is None else at, kind, engine, text)
-        self.lines.append(news)
-        self._tell(news)
+        self.tell(News(self._wall() if at is None else at, kind, engine, text))
 
     def decided(self, decision: Decision) -> None:
         """Take in a decision that differs from the one before it."""

@@ -13,6 +13,7 @@ from specserve.curves import ConfigMapText
 from specserve.engine import Endpoint, EngineClient, EngineError
 from specserve.local.news import Board
 from specserve.local.places import Engines, Place
+from specserve.local.rows import Row, row
 from specserve.local.state import SAVE_SECONDS, Remembered, State
 from specserve.observed import Key, Pod
 from specserve.policy import directive
@@ -129,6 +130,20 @@ class Session:
         async with asyncio.TaskGroup() as group:
             for work in (self.regulator.run(), self._keep(), *beside):
                 group.create_task(work)
+
+    def rows(self) -> list[Row]:
+        """What each engine does now."""
+        now = self.state.clock()
+        return [
+            row(
+                place,
+                self.fleet.pods.get(place.name),
+                self.engines.facts.get(place.name),
+                self.target.policy,
+                now,
+            )
+            for place in self.places
+        ]
 
     def save(self) -> None:
         """Write down what is remembered; that it could not be is said."""
