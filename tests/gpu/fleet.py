@@ -134,6 +134,7 @@ def rendered(
                 names.ENV_CREDENTIALS_DIR: str(host.credentials),
                 "SGLANG_SIMULATE_ACC_LEN": "-1" if name == plan.BASE else "1",
                 simulated_acceptance.VARIABLE: str(host.home / "acceptance"),
+                "TVM_FFI_CACHE_DIR": str(host.kernels(f"tvm-{name}")),
                 **(variables or {}),
             },
         ),
