@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from specserve.bench.runner import Measured, Side
     from specserve.bench.server import Server
 
+#: More connections than this one client process cannot serve.
+MOST = 10_000
+
 DESCRIPTION = """\
 Measure a server of a language model under a closed loop: a fixed number of requests is kept in
 flight, level after level, and the engine sets the pace. The result is a table of tokens per second
@@ -230,8 +233,11 @@ def levels(text: str) -> tuple[int, ...]:
         argparse.ArgumentTypeError: It is none.
     """
     parts = {part.strip() for part in text.split(",")} - {""}
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError("numbers from 1 on, with commas between them")
+    if not parts or not all(
+        part.isdecimal() and len(part) <= len(str(MOST)) and 0 < int(part) <= MOST
+        for part in parts
+    ):
+        raise argparse.ArgumentTypeError(f"numbers from 1 to {MOST:,}, with commas between them")
     return tuple(sorted(map(int, parts)))
 
 
