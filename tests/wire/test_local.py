@@ -6,6 +6,7 @@ import json
 import signal
 
 import pytest
+import yaml
 
 from tests.cluster import claims
 from tests.wire.local_box import TOKEN, at, decisions, engine, local, manifest
@@ -215,4 +216,48 @@ async def test_two_on_one_state_are_one_too_many(one, tmp_path):
             f"process {box.process.pid} steers with this state" in line for line in second.lines
         )
         assert is_on(await one.read())
+        assert await box.end() == 0
+
+
+# -- the file ----------------------------------------------------------------------------------
+
+
+async def test_an_edited_policy_holds_at_once_and_a_bad_one_not_at_all(one, tmp_path):
+    file = tmp_path / "cr.yaml"
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        await one.until(is_on)
+        file.write_text(manifest(mode="Off"))
+        await box.line("note: the policy has changed")
+        await one.until(is_off)
+        file.write_text(manifest(threshold={"offAbove": 4, "onBelow": 9}))
+        await box.line("onBelow (9) must be below offAbove (4); the policy stays as it was")
+        file.write_text(manifest(name="another"))
+        await box.line("more than the policy has changed")
+        file.write_text(manifest())
+        await one.until(is_on)
+        assert await box.end() == 0
+
+
+async def test_a_bad_resource_is_refused_with_the_operators_words(tmp_path):
+    cr = manifest(leaseSeconds=1)
+    async with local(tmp_path, cr, "--engine", "http://127.0.0.1:1") as box:
+        assert await box.ended() == 2
+    [line] = box.lines
+    assert "spec.policy.leaseSeconds: Input should be greater than or equal to 15" in line
+    assert not (tmp_path / "state").exists()
+
+
+async def test_what_means_nothing_here_is_said(one, tmp_path):
+    document = yaml.safe_load(manifest())
+    document["spec"] |= {
+        "replicas": 3,
+        "rollout": {"type": "Recreate"},
+        "engine": {"image": "x", "apiKeySecretRef": {"name": "key"}},
+    }
+    async with local(tmp_path, yaml.safe_dump(document), *at(one)) as box:
+        await box.line("spec.replicas is 3, engines given: 1; these are steered")
+        await box.line("spec.engine says how engines are started")
+        await box.line("give its key with --api-key-file")
+        await box.line("spec.rollout replaces pods")
+        await one.until(is_on)
         assert await box.end() == 0

@@ -31,13 +31,16 @@ class View:
     """Draws on a terminal for the length of a `with` block.
 
     Args:
-        title: One line about what is steered.
+        title: One line about what is steered, as it is now.
         rows: What the engines do now.
         console: Where to draw.
     """
 
     def __init__(
-        self, title: str, rows: Callable[[], Sequence[Row]], console: Console | None = None
+        self,
+        title: Callable[[], str],
+        rows: Callable[[], Sequence[Row]],
+        console: Console | None = None,
     ) -> None:
         self._console = console or Console(highlight=False)
         self._title = title
@@ -69,7 +72,7 @@ class View:
         self._console.print(line)
 
     def _draw(self) -> RenderableType:
-        return picture(self._title, self._rows())
+        return picture(self._title(), self._rows())
 
 
 def picture(title: str, rows: Sequence[Row]) -> RenderableType:
