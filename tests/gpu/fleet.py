@@ -40,7 +40,7 @@ CAPACITY = 256
 CACHE_TOKENS = 160_000
 """Room for 256 requests of 128 and 256 tokens, and for what is reserved; all servers fit beside
 one another on 141 GB: 16 GB of weights and 21 GB of cache each."""
-START_SECONDS = 300.0
+START_SECONDS = 240.0
 
 
 def specification(bundle: Path, steps: Sequence[int], tensor_parallel: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PROMPT, TOKENS = 128, 256
 VOCABULARY = 1_000, 30_000
 """Between these, every token id is one like any other."""
-INTERVAL = 16
+INTERVAL = 8
 """Tokens that a stream has come at a time: thousands of clients' events a second would be a load
 of their own."""
 SPREAD = 97

@@ -36,8 +36,8 @@ def render(results: Sequence[Result]) -> str:
     parts = [
         f"# {TITLE}",
         (
-            "Tokens per second of real SGLang servers on GPUs, by clients and acceptance length. Run "
-            "it: `python -m tests.gpu.regret`."
+            "Tokens per second of real SGLang servers on GPUs, by clients and acceptance length. "
+            "Run it: `python -m tests.gpu.regret`."
         ),
         "![throughput of each arm](gpu-regret.png)",
     ]
@@ -54,8 +54,9 @@ def _one(result: Result) -> list[str]:
     return [
         f"## {result['tp']} x {result['gpu']}{link}",
         (
-            f"Measured {result['at']} with SGLang {result['sglang']} ({versions}) on {on['cores']} "
-            f"cores of {on['processor']}{curve}. Windows of {result['windowSeconds']:g} s; prompts of "
+            f"Measured {result['at']} with SGLang {result['sglang']} ({versions}) on "
+            f"{on['cores']} cores of {on['processor']}{curve}. Windows of "
+            f"{result['windowSeconds']:g} s; prompts of "
             f"{result['traffic']['promptTokens']} tokens, answers of "
             f"{result['traffic']['answerTokens']}."
         ),

@@ -101,7 +101,7 @@ class TestPlan:
     def test_more_windows_than_wanted_are_no_harm(self):
         assert plan.plain(70, 1).left([window(plan.BASE, 1.0)] * 3, "a") == ()
 
-    @pytest.mark.parametrize(("left", "count"), [(0.0, 0), (10.7, 0), (10.9, 1), (1e9, 7)])
+    @pytest.mark.parametrize(("left", "count"), [(0.0, 0), (10.9, 0), (11.1, 1), (1e9, 7)])
     def test_as_many_windows_as_fit(self, left, count):
         arms = plan.live(70, 2.5).arms
         assert plan.fitting(arms, 10.0, left) == arms[:count]
