@@ -77,7 +77,7 @@ class View:
 
 def picture(title: str, rows: Sequence[Row]) -> RenderableType:
     """The table of all engines, and below it why each does what it does."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in HEADER:
         table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
     for row in rows:
@@ -87,7 +87,7 @@ def picture(title: str, rows: Sequence[Row]) -> RenderableType:
         for row in rows
         if row.reason
     ]
-    return Group(table, *reasons)
+    return Group(Text(title, style="bold"), table, *reasons)
 
 
 def _style(row: Row) -> str:
