@@ -132,6 +132,15 @@ async def test_a_picture_is_drawn(credentials, tmp_path):
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
+async def test_what_was_measured_is_printed_if_the_disk_is_full(credentials, capsys):
+    async with engine_at(credentials) as running:
+        given = ("--levels", "1", "--max-new-tokens", 16, "--json", "/dev/full")
+        assert await bench(running, *given) == 2
+    printed = capsys.readouterr()
+    assert "--json: /dev/full: No space left on device" in printed.err
+    assert json.loads(printed.out[printed.out.index("{") :])["complete"]
+
+
 async def test_an_interrupted_run_reports_what_it_has_and_puts_the_mode_back(
     credentials, tmp_path
 ):
@@ -330,7 +339,17 @@ def test_numbers_that_are_none_end_it(given):
 
 @pytest.mark.parametrize(
     "given",
-    [("--max-new-tokens", 0), ("--rounds", -1), ("--seconds", 0), ("--steps", 3)],
+    [
+        ("--max-new-tokens", 0),
+        ("--rounds", -1),
+        ("--seconds", 0),
+        ("--seconds", "nan"),
+        ("--seconds", "inf"),
+        ("--steps", 3),
+        ("--json", "/nowhere/out.json"),
+        ("--plot", "/nowhere/out.png"),
+        ("--json", "/"),
+    ],
 )
 def test_options_that_make_no_sense_are_named(given, capsys):
     assert command.run(options_of("--url", "h", *given)) == 2

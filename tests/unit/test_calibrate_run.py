@@ -128,6 +128,17 @@ async def test_what_cannot_be_calibrated_is_said(tmp_path, capsys):
     assert not file.exists()
 
 
+async def test_a_curve_is_printed_if_the_disk_is_full(tmp_path, capsys):
+    async with engine(tmp_path) as running:
+        assert await calibrate(running, "/dev/full", "--repeats", 1, "--sizes", 1) == 2
+    printed = capsys.readouterr()
+    assert "--output: /dev/full: No space left on device" in printed.err
+    assert Curve.from_json(printed.out[printed.out.index("{") :]).document.cells
+    assert "it pays at 1 in flight" in printed.out
+
+
 def test_options_that_make_no_sense_are_named(capsys):
     assert command.run(options_of("--url", "h", "--output", "x", "--repeats", 0)) == 2
     assert "--repeats" in capsys.readouterr().err
+    assert command.run(options_of("--url", "h", "--output", "/nowhere/curve.json")) == 2
+    assert "--output: /nowhere/curve.json" in capsys.readouterr().err

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specserve.bench import connection
-from specserve.bench.command import ID_RANGE, fail, interrupted, interruptible, levels
+from specserve.bench.command import (
+    ID_RANGE,
+    fail,
+    interrupted,
+    interruptible,
+    levels,
+    save,
+    writable,
+)
 from specserve.bench.connection import BadOption, Connection
 
 if TYPE_CHECKING:
@@ -106,6 +114,7 @@ def run(options: argparse.Namespace) -> int:
         for name in ("repeats", "prompt_tokens", "max_new_tokens"):
             if getattr(options, name) < 1:
                 raise BadOption(f"--{name.replace('_', '-')}: below 1")  # noqa: TRY301
+        writable("--output", options.output)
         target = connection.connection_of(options, os.environ)
     except BadOption as error:
         return fail(error)
@@ -300,8 +309,4 @@ def _report(
             )
     for doubt in doubts:
         screen.print_line(doubt)
-    try:
-        options.output.write_text(curve.to_json(), encoding="utf-8")
-    except OSError as error:
-        return fail(f"--output: {options.output}: {error.strerror}")
-    return 1 if doubts else 0
+    return save("--output", options.output, curve.to_json()) or (1 if doubts else 0)

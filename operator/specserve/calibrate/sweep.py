@@ -166,7 +166,8 @@ class Sweep:
                 )
         raise NotMeasured(
             f"batch {cell.level}, {steps} steps: the batch was {held:.0f} in the mean, or too few "
-            "rounds were timed; is there other traffic, or is this client too slow?"
+            "rounds were timed; is there other traffic, is this client too slow, or are the "
+            "answers too short (--max-new-tokens)?"
         )
 
     async def _wave(self, size: int, wish: Wish) -> None:
