@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import contextlib
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,11 @@ from specserve_sim.launch import running_engine
 from specserve_sim.profile import load_profile
 
 TOKEN = "a-plugin-token"
+PROFILES = sorted(
+    Path(entry.name).stem
+    for entry in (files("specserve_sim") / "profiles").iterdir()
+    if entry.name.endswith(".toml")
+)
 SIZES = (1, 4, 16)
 STEPS = (1, 3)
 
@@ -41,7 +48,7 @@ async def calibrate(running, file, *given):
     return await command.calibrate(options, connection.connection_of(options, environ))
 
 
-@pytest.mark.parametrize("profile", ["h200-a", "h200x2-hostmem"])
+@pytest.mark.parametrize("profile", PROFILES)
 async def test_the_profile_is_recovered_within_five_percent(tmp_path, capsys, profile):
     file = tmp_path / "curve.json"
     async with engine(tmp_path, profile=profile) as running:

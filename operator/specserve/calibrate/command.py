@@ -140,7 +140,7 @@ async def calibrate(options: argparse.Namespace, target: Connection) -> int:
             client = await stack.enter_async_context(Client())
             described = await server.describe(client, target)
             hand = await stack.enter_async_context(steering.steering(client, target))
-            accelerator, room = await _room(client, target)
+            accelerator, room = await _room(client, target, described)
             sizes = _sizes(options, room)
             steps = _steps(options, hand.available_steps)
             origin = _provenance(options, described, hand.found, accelerator, target)
@@ -190,14 +190,19 @@ def _earlier(path: Path | None) -> "Curve | None":
         raise BadOption(f"--against: {path}: {error.strerror}") from None
 
 
-async def _room(client: "Client", target: Connection) -> "tuple[str | None, Any]":
+async def _room(
+    client: "Client", target: Connection, described: "Server"
+) -> "tuple[str | None, Any]":
     from specserve.calibrate import sweep  # noqa: PLC0415
 
     reply = await client.call("GET", f"{target.url}/v1/loads", bearer=target.api_key)
     loads = reply.body.get("loads")
     loads = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
     accelerator = reply.body.get("accelerator")
-    return (str(accelerator) if accelerator else None), sweep.Room.of(loads)
+    # A prompt of that length may have an answer of a few tokens: so it bounds both together.
+    context = described.info.get("max_req_input_len")
+    room = sweep.Room.of(loads, context if isinstance(context, int) else None)
+    return (str(accelerator) if accelerator else None), room
 
 
 def _sizes(options: argparse.Namespace, room: Any) -> list[int]:
