@@ -54,6 +54,12 @@ def test_help_says_what_it_is_for_with_examples_and_exit_statuses(capsys):
     assert "exit status:" in out
 
 
+def test_it_runs_where_the_package_is_only_on_the_path():
+    asked_ = [sys.executable, "-m", "specserve.local", "--help"]
+    done = subprocess.run(asked_, capture_output=True, text=True, check=True)
+    assert "specserve local" in done.stdout
+
+
 # -- options ------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,19 @@ def test_the_clock_goes_on_where_it_was_left_and_counts_the_time_between(tmp_pat
         assert again.clock() == pytest.approx(left, abs=2)
 
 
+def test_crashes_are_remembered_for_an_hour(tmp_path, monkeypatch):
+    with held(tmp_path) as begun:
+        now = begun.clock()
+    twice = replace(Memory.start(), crashes=(now - 60, now - 30), crashed=True)
+    saved(tmp_path, memory=twice)
+    with held(tmp_path) as again:
+        assert again.memory(URL).crashed
+    wall = time.time
+    monkeypatch.setattr(state.time, "time", lambda: wall() + 3600)
+    with held(tmp_path) as again:
+        assert again.memory(URL) == Memory.start()
+
+
 def test_of_another_draft_what_was_learnt_is_forgotten_and_the_dwell_is_not(tmp_path):
     memory, _ = saved(tmp_path)
     with held(tmp_path) as again:

@@ -168,6 +168,18 @@ def test_a_decision_is_a_line_and_an_entry_of_the_operators_form(told):
     assert (entry["mode"], entry["code"], entry["what"]) == ("Off", "AboveThreshold", "mode")
 
 
+def test_steering_goes_on_where_the_decision_log_cannot_be_written(told):
+    class Full(io.StringIO):
+        def write(self, _):
+            raise OSError(28, "No space left on device")
+
+    board = Board(lambda: 0.0, told.append, Full())
+    for _ in range(2):
+        board.decided(Decision(1.5, "chat-0", VERDICT, "mode"))
+    assert [line.kind for line in told] == ["warning", "decides", "decides"]
+    assert "the decision log ends here: No space left on device" in told[0].text
+
+
 def test_a_switch_is_told_once(board, told):
     first, second = (Switch(at, "chat-0", "Off", "why") for at in (1.0, 2.0))
     board.switched((first,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
@@ -124,7 +125,7 @@ async def test_an_engine_that_comes_back_as_another_process_and_identity_is_take
 async def test_a_token_that_does_not_fit_is_said(one, tmp_path):
     async with local(tmp_path, manifest(), *at(one), "--token-file", "/dev/null") as box:
         assert await box.ended() == 2
-    assert any("--token-file: the plugin's token is needed" in line for line in box.lines)
+    assert any("--token-file: /dev/null" in line for line in box.lines)
     wrong = tmp_path / "wrong"
     wrong.write_text("sesame")
     async with local(tmp_path, manifest(), *at(one), "--token-file", str(wrong)) as box:
@@ -261,3 +262,38 @@ async def test_what_means_nothing_here_is_said(one, tmp_path):
         await box.line("spec.rollout replaces pods")
         await one.until(is_on)
         assert await box.end() == 0
+
+
+# -- who looks on ------------------------------------------------------------------------------
+
+
+async def test_the_end_of_the_terminal_is_an_end_like_any_other(one, tmp_path):
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        await one.until(is_on)
+        assert await box.end(signal.SIGHUP) == 0
+        assert (await one.read())["mode"] == "tiers"
+
+
+async def test_it_steers_on_when_nobody_reads_its_lines(one, tmp_path):
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        await one.until(is_on)
+        box.process._transport.get_pipe_transport(1).close()
+        await one.show(30)
+        await one.until(is_off)
+        await one.show(2)
+        await one.until(is_on)
+        box.process.send_signal(signal.SIGTERM)
+        assert await box.process.wait() == 0
+        assert (await one.read())["mode"] == "tiers"
+
+
+async def test_on_a_terminal_there_is_a_live_view(one, tmp_path):
+    async with local(tmp_path, manifest(), *at(one), terminal=True) as box:
+        await one.until(is_on)
+        await box.line("engine", "mode", "tok/s", "lease s")
+        await box.line("box-0", "on", "0")
+        await one.show(30)
+        await box.line("box-0 switched off, confirmed by the engine")
+        await box.line("box-0  off: 30 in flight above 20")
+        os.kill(int((tmp_path / "state" / "lock").read_text()), signal.SIGTERM)
+        assert await box.ended() == 0

@@ -41,12 +41,15 @@ def conduct(options: argparse.Namespace) -> int:
             return interruptible(_steer(options, planned, held))
     except (BadOption, UnusableSpec, state.StateLocked) as error:
         return fail(error)
+    except asyncio.CancelledError:
+        return 0  # ended before anything was begun
     except OSError as error:
         return fail(f"{error.filename}: {error.strerror}" if error.filename else error)
 
 
 async def _steer(options: argparse.Namespace, planned: Plan, held: State) -> int:
     wish = planned.wish
+    _on_hangup()
     async with contextlib.AsyncExitStack() as stack:
         log = None if options.log is None else stack.enter_context(news.open_log(options.log))
         board = news.Board(time.time, _print, log)
@@ -80,6 +83,15 @@ async def _steer(options: argparse.Namespace, planned: Plan, held: State) -> int
             work.save()
             well = await _leave(work, [] if options.keep else keepers)
         return 0 if well else 1
+
+
+def _on_hangup() -> None:
+    """Have the end of the terminal end this like SIGTERM, unless it is to be survived (nohup)."""
+    task = asyncio.current_task()
+    if task is not None and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGHUP, lambda: task.cancelling() or task.cancel()
+        )
 
 
 async def _leave(work: Session, keepers: list[Keeper]) -> bool:
@@ -126,4 +138,6 @@ def _ending(options: argparse.Namespace) -> str:
 
 
 def _print(line: News) -> None:
-    print(line.line(), flush=True)  # noqa: T201 - a command line prints
+    # Who read the lines may be gone; engines are steered all the same.
+    with contextlib.suppress(BrokenPipeError):
+        print(line.line(), flush=True)  # noqa: T201 - a command line prints

@@ -66,10 +66,15 @@ class View:
 
     def tell(self, news: News) -> None:
         """Print a line above the table."""
-        who = Text(f"{news.engine} " if news.engine else "", style="bold")
-        line = Text(f"{news.clock()} ", style="dim") + who
-        line += Text(f"{news.kind} ", style=_COLOURS[news.kind]) + Text(news.text)
-        self._console.print(line)
+        who = f"{news.engine} " if news.engine else ""
+        self._console.print(
+            Text.assemble(
+                (f"{news.clock()} ", "dim"),
+                (who, "bold"),
+                (f"{news.kind} ", _COLOURS[news.kind]),
+                news.text,
+            )
+        )
 
     def _draw(self) -> RenderableType:
         return picture(self._title(), self._rows())
