@@ -125,6 +125,7 @@ async def engine(folder: Path, uid: str = "local", **fixed: Any) -> AsyncIterato
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SIMULATOR, f"--port={port}"),
         *("--speculative-algorithm=EAGLE3", "--max-running-requests=256"),
+        *("--served-model-name=chat", "--enable-metrics"),
         env=os.environ
         | {
             "SPECSERVE_POD_UID": uid,

@@ -11,6 +11,7 @@ import yaml
 
 from tests.cluster import claims
 from tests.wire.local_box import TOKEN, at, decisions, engine, local, manifest
+from tests.wire.prometheus_server import Target, prometheus
 
 TABLE = [{"minBatch": 1, "steps": 3}, {"minBatch": 21, "steps": 0}]
 
@@ -89,6 +90,20 @@ async def test_two_engines_that_share_an_identity_are_told_apart(tmp_path):
         async with local(tmp_path, manifest(), *at(first, second)) as box:
             await first.until(is_on)
             await second.until(is_off)
+            assert await box.end() == 0
+
+
+async def test_loads_may_come_from_a_prometheus_server_of_this_box(one, tmp_path):
+    labels = {"namespace": "default", "pod": "box-0"}
+    scraped = [Target(one.url.removeprefix("http://"), labels)]
+    with prometheus(tmp_path / "prometheus", targets=scraped) as server:
+        asked = {"url": server.url, "scrapeIntervalSeconds": 1}
+        cr = manifest(source="Prometheus", prometheus=asked)
+        async with local(tmp_path, cr, *at(one)) as box:
+            await one.until(is_on)
+            await one.show(30)
+            await box.line("box-0 decides: off: 30 in flight above 20")
+            await one.until(is_off)
             assert await box.end() == 0
 
 

@@ -98,7 +98,7 @@ class Session:
         self.holder = holder_of(state.folder)
         self._wish = wish
         self._versions: tuple[str, ...] = ()
-        self._said_curve = ""
+        self._said_curve = self._said_unsaved = ""
         self._soiled = asyncio.Event()
         self.regulator = Regulator(
             self.engines,
@@ -173,7 +173,12 @@ class Session:
         try:
             self.state.save(self._wish.key[1], self._wish.spec, self.fleet.knowledge, remembered)
         except OSError as error:
-            self.board.say("warning", "", f"the state was not saved: {error}")
+            said = f"the state was not saved: {error}"
+            if said != self._said_unsaved:
+                self.board.say("warning", "", said)
+            self._said_unsaved = said
+        else:
+            self._said_unsaved = ""
 
     async def leave(self) -> bool:
         """Have every engine take the fallback of its last order now.
