@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.engine.client import Engine
     from tests.engine.launch import Launch
 
-SECONDS = 60
+SECONDS = 180
 LEVELS = (1, 4)
 ARMS = ("on", "off", "auto")
 SIZES = (1, 4)
@@ -69,7 +69,12 @@ class Box:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        out, err = await asyncio.wait_for(process.communicate(), SECONDS)
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), SECONDS)
+        except TimeoutError:
+            process.kill()  # what it ordered is leased, and runs out
+            await process.wait()
+            raise
         ended = Ended(process.returncode, out.decode(), err.decode())
         secrets = (address.token, address.api_key or "-", self._launch.admin_key)
         assert not any(secret in ended.out + ended.err for secret in secrets), command
