@@ -71,6 +71,20 @@ async def test_break_even_goes_by_what_the_traffic_accepts(one, tmp_path):
         assert await box.end() == 0
 
 
+async def test_without_a_state_an_engine_is_new_whatever_it_was_told_before(one, tmp_path):
+    cr = manifest(strategy="BreakEven", breakEven={"profile": "h200-a"})
+    async with one.asked(4, accept=3.5):
+        async with local(tmp_path, manifest(mode="Off"), *at(one)) as box:
+            await one.until(is_off)
+            assert await box.end() == 0
+        # The acceptance is not known while off: whoever went on with that would wait for a probe.
+        state = ("--state", str(tmp_path / "another"))
+        async with local(tmp_path, cr, *at(one), *state) as box:
+            await box.line("box-0 switched: on", seconds=20)
+            await box.line("decides: on: acceptance 3.", seconds=20)
+            assert await box.end() == 0
+
+
 async def test_a_curve_from_a_file_stands_for_the_config_map(one, tmp_path):
     curve = tmp_path / "curve.json"
     cells = [{"batch": batch, "steps": 3, "ratio": 9.0} for batch in (1, 256)]

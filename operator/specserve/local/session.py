@@ -108,6 +108,8 @@ class Session:
             notice=self._notice,
             decided=self._decided,
             read_back_seconds=READ_BACK_SECONDS,
+            # What is to be gone on with is in the state.
+            resumes=False,
             clock=state.clock,
             wall=wall,
         )
