@@ -140,8 +140,13 @@ def missing(
 ) -> list[str]:
     """What was planned and was not measured by any start of the servers, in words."""
     fleets = {window["fleet"] for window in windows} or {""}
+    # Later blocks of one load want all that earlier ones do.
+    last = {
+        (block.server, block.clients, block.accept): block
+        for block in (blocks() if planned is None else planned)
+    }
     found = []
-    for block in blocks() if planned is None else planned:
+    for block in last.values():
         left = min((block.left(windows, fleet) for fleet in fleets), key=len)
         if left:
             words = ", ".join(f"{count} x {arm}" for arm, count in Counter(left).items())
