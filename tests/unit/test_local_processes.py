@@ -153,6 +153,17 @@ async def test_a_command_that_is_gone_is_a_crash_too(tmp_path):
         await w.says("/nonexistent/engine: No such file or directory")
 
 
+async def test_where_nobody_could_wait_for_it_no_process_is_left(tmp_path, monkeypatch):
+    def refuse(_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    log = tmp_path / "log"
+    with pytest.raises(OSError, match="Function not implemented"):
+        Process.start(launch("import os; print(os.getpid(), flush=True)"), os.environ, log)
+    assert not log.read_text().strip() or not alive(int(log.read_text()))
+
+
 async def test_children_go_with_their_parent_however_that_ends(tmp_path):
     for ends in ("stop", "crash"):
         async with kept(tmp_path, launch(FAMILY)) as w:

@@ -70,7 +70,13 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return cls(child.pid, child)
+        try:
+            return cls(child.pid, child)
+        except OSError:
+            # A kernel without handles of processes: none is left that nobody can wait for.
+            child.kill()
+            child.wait()
+            raise
 
     async def ended(self) -> int | None:
         """Wait for its end; returns its exit code, None if only its parent could know it."""
