@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.bench.steering import LAST_LEASE_SECONDS
 from specserve.policy.curve import Curve
-from tests.engine.client import ranks_of, until
+from tests.engine.client import ranks_of
 from tests.engine.launch import SERVED_NAME
 
 if TYPE_CHECKING:
@@ -123,16 +122,6 @@ async def bench(box: Box, texts: Sequence[str]) -> dict[str, Any]:
     # Each cell of an arm is an order, but the auto cells follow each other, and one puts it back.
     assert after["epoch"] > before["epoch"] + len(LEVELS) * 4, (before["epoch"], after["epoch"])
     return {str(entry["inFlight"]): entry["ratios"] for entry in report["levels"]}
-
-
-async def released(box: Box) -> None:
-    """Wait until nobody steers the engine: the last order of a command is short-lived."""
-
-    async def free() -> bool:
-        return (await box.engine.read())["lease"]["holder"] is None
-
-    await until(free, LAST_LEASE_SECONDS + 5)
-    assert (await box.engine.read())["mode"] == "auto"
 
 
 async def doctor(box: Box) -> dict[str, str]:

@@ -222,8 +222,6 @@ class Trial:
                 self.record["calibrate"] = await commands.calibrate(box)
             with self.cases("bench"):
                 self.record["bench"] = await commands.bench(box, self.prompts.easy)
-            with self.cases("the commands leave it alone"):
-                await commands.released(box)
         with self.cases("a scheduler is killed"):
             self.record["faults"]["schedulerKilled"] = await faults.killed(server, engine, streams)
 
