@@ -27,6 +27,7 @@ IMPOSTOR = Pod(
 HOUSEMATE = Pod(NAMESPACE, {"app": "other"})
 ENGINE = Pod("team", names.labels("chat"))
 OTHER_ENGINE = Pod("team", names.labels("code"))
+CALIBRATION = Pod("team", names.calibration_labels("chat"))
 
 
 def world(values=None):
@@ -48,6 +49,19 @@ def world(values=None):
 
 
 @pytest.mark.parametrize("values", [{}, MATRIX["extras"], MATRIX["closed"]], ids=str)
+def test_what_measures_an_engine_reaches_its_admin_port_and_no_other_ones():
+    _, policies = world()
+    for port in (names.PORT_ADMIN, names.PORT_SERVING):
+        assert allowed(policies, CALIBRATION, ENGINE, port)
+    others = (
+        Pod("team", names.calibration_labels("code")),
+        Pod("elsewhere", names.calibration_labels("chat")),
+    )
+    for other in others:
+        assert not allowed(policies, other, ENGINE, names.PORT_ADMIN)
+    assert not allowed(policies, CALIBRATION, OTHER_ENGINE, names.PORT_ADMIN)
+
+
 def test_only_the_operator_reaches_the_admin_port(values):
     operator, policies = world(values)
     assert allowed(policies, operator, ENGINE, names.PORT_ADMIN)
