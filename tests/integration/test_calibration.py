@@ -98,7 +98,7 @@ async def test_a_pod_is_measured_and_the_policy_uses_the_curve(start_operator, s
         assert point.ratio == pytest.approx(expected, rel=0.05)
     origin = curve.provenance
     assert (origin.model, origin.draft, origin.host) == (MODEL, DRAFT, pod.name)
-    assert origin.gpu == "asked for: no device, node=gpu-node"
+    assert origin.gpu == "asked for: node=gpu-node"
     await stage.has("CurveKnown", "True")
     await stage.ready()
 
