@@ -12,6 +12,8 @@ endif
 uv = $(or $(UV),$(eval UV := $(shell tests/setup.sh))$(UV),$(error setup failed))
 run = PYTHONPATH=operator:. $(uv) run --no-sync
 pytest = $(run) python -m pytest
+# Most of these tests wait. No more workers than that: a test may take a core for a while.
+pytest_by_two = $(pytest) -n 2 --dist worksteal
 run_engine = $(run) python -m tests.engine.matrix
 
 .PHONY: help
@@ -40,7 +42,7 @@ test: test-fast test-cluster test-chart test-integration test-e2e ## Run all tes
 .PHONY: test-fast
 test-fast: venv ## Pure code, the wire, the contract, the plugin's parts
 	@mkdir -p build/test
-	$(pytest) tests/unit tests/golden tests/wire tests/contract tests/engine --junitxml=build/test/fast.xml
+	$(pytest_by_two) tests/unit tests/golden tests/wire tests/contract tests/engine --junitxml=build/test/fast.xml
 
 .PHONY: test-cluster
 test-cluster: binaries ## The test clusters themselves
@@ -50,12 +52,12 @@ test-cluster: binaries ## The test clusters themselves
 .PHONY: test-chart
 test-chart: binaries ## The Helm chart: rendering, rights, the API server's word
 	@mkdir -p build/test
-	$(pytest) tests/chart --junitxml=build/test/chart.xml
+	$(pytest_by_two) tests/chart --junitxml=build/test/chart.xml
 
 .PHONY: test-integration
 test-integration: binaries ## The operator against a real API server; tests play kubelet
 	@mkdir -p build/test
-	$(pytest) tests/integration tests/faults --junitxml=build/test/integration.xml
+	$(pytest_by_two) tests/faults tests/integration --junitxml=build/test/integration.xml
 
 .PHONY: test-e2e
 test-e2e: binaries ## Real containers on a real kubelet: cluster, demo, Helm; needs root

@@ -211,7 +211,11 @@ def _end_others(seen: Situation, aside: Sequence[Pod]) -> Plan | None:
         ),
         None,
     )
-    state = _unknown(conditions.ENDING, "a calibration ends, and its pod returns to the Service")
+    state = None
+    if not seen.request or seen.request != seen.record.request:
+        state = _unknown(
+            conditions.ENDING, "a calibration ends, and its pod returns to the Service"
+        )
     if stray is not None:
         return Plan(Stop(stray), state, LOOK)
     if not aside:

@@ -1,13 +1,11 @@
 """Carries out what `calibration` decides: pods aside and back, the Job, the curve that is kept."""
 
-import datetime
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from specserve import api, calibration, conditions, curves, names, workload
+from specserve import api, calibration, conditions, curves, moments, names, workload
 from specserve.calibration import Begin, Job, Keep, PutBack, Record, Situation, Stop, TakeAside
 from specserve.cluster import Cluster
 from specserve.conditions import Condition
@@ -18,8 +16,6 @@ from specserve.policy import Curve
 from specserve.signals import Reading
 from specserve.status import Engine
 from specserve.target import Notice
-
-log = logging.getLogger(__name__)
 
 #: Seconds until what was forbidden is tried again.
 FORBIDDEN_RECHECK = 10.0
@@ -207,8 +203,12 @@ class Calibrator:
             pods=subject.pods,
             workers=subject.workers,
             fit=frozenset(engine.name for engine in subject.engines if engine.controllable),
-            since={pod.uid: _seconds(pod.since) or self._wall() for pod in aside},
-            ends={one.uid: _seconds(one.ends) for one in subject.workers if one.ends},
+            since={pod.uid: moment for pod in aside if (moment := _moment(pod.since)) is not None},
+            ends={
+                one.uid: moment
+                for one in subject.workers
+                if (moment := _moment(one.ends)) is not None
+            },
         )
         if spec is not None:
             situation = replace(
@@ -264,7 +264,7 @@ class Calibrator:
             await self._keep(subject, situation, step, seen)
 
     async def _mark(self, namespace: str, pod: Pod, part: str, request: str | None) -> None:
-        since = None if request is None else _iso(self._wall())
+        since = None if request is None else moments.iso(self._wall())
         metadata = {
             "uid": pod.uid,
             "labels": {names.LABEL_PART_OF: part},
@@ -313,7 +313,7 @@ class Calibrator:
     ) -> None:
         before = situation.record
         curve, compared = before.curve, before.compared
-        failure = step.failure and f"{_iso(self._wall())}: {step.failure}"
+        failure = step.failure and f"{moments.iso(self._wall())}: {step.failure}"
         if step.curve is not None:
             found = self._found(subject, before, seen)
             fits = found is not None and found.curve is not None
@@ -387,14 +387,9 @@ def _owner_of(item: Object) -> str:
     return next((str(one["uid"]) for one in owners if one.get("controller")), "")
 
 
-def _seconds(moment: str) -> float:
-    """A time of Kubernetes' as seconds, 0 if it is none."""
+def _moment(text: str) -> float | None:
+    """A time of Kubernetes' as seconds, None if it is none."""
     try:
-        return datetime.datetime.fromisoformat(moment).timestamp()
+        return moments.seconds(text)
     except ValueError:
-        return 0.0
-
-
-def _iso(seconds: float) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return None

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from specserve.bench import command as bench
 from specserve.calibrate import command as calibrate
 from specserve.doctor import command as doctor
+from specserve.local import command as local
 from specserve.replay import command as replay
 from specserve.settings import PREFIX, BadSetting, Settings
 
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_parser(commands)
     calibrate.add_parser(commands)
     doctor.add_parser(commands)
+    local.add_parser(commands)
     replay.add_parsers(commands)
     options = parser.parse_args(argv)
     code: int = options.run(options)

@@ -11,12 +11,13 @@ import ipaddress
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
 
-from specserve import names, signals, telemetry
+from specserve import names, signals
 
 READ_TIMEOUT = 2.0
 CONNECT_TIMEOUT = 2.0
@@ -101,10 +102,17 @@ class EngineClient:
 
     Args:
         metric_names: Series to read where an engine has no `/v1/loads`.
+        took: Told of each call what it was, the status it was answered with, `none` without an
+            answer, and the seconds it took.
     """
 
-    def __init__(self, metric_names: signals.MetricNames) -> None:
+    def __init__(
+        self,
+        metric_names: signals.MetricNames,
+        took: Callable[[str, str, float], None] = lambda *_: None,
+    ) -> None:
         self._metric_names = metric_names
+        self._took = took
         self._session = aiohttp.ClientSession(
             # No limit on connections: hung engines would fill it and starve the others. The
             # caller's rate bounds them, since every call ends within seconds.
@@ -162,6 +170,21 @@ class EngineClient:
         """
         limit = directive["deadlineMs"] / 1000 + 1.0
         return await self._admin("switch", "PUT", engine, directive, limit)
+
+    async def healthy(self, url: str, limit: float) -> bool:
+        """Whether a health route answers as the kubelet's probe wants it.
+
+        Args:
+            url: The whole URL; nothing is shown to it.
+            limit: Seconds it may take.
+        """
+        try:
+            async with self._session.get(
+                url, timeout=aiohttp.ClientTimeout(total=limit), allow_redirects=False
+            ) as response:
+                return 200 <= response.status < 400
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
 
     async def _admin(
         self,
@@ -229,7 +252,7 @@ class EngineClient:
             message = f"{url}: the key or token has a character that no header can carry"
             raise EngineRefused("KeyUnusable", message, 0, {}) from None
         finally:
-            telemetry.admin_seconds.labels(call, code).observe(time.perf_counter() - started)
+            self._took(call, code, time.perf_counter() - started)
         if response.status != 200:
             raise _refusal(response, text, url)
         if not decode:

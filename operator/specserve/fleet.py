@@ -291,8 +291,8 @@ class Fleet:
 
     def decided(
         self, steered: Steered, verdict: Verdict, now: float, *, wall: float, room: int
-    ) -> None:
-        """Take in a decision about a pod.
+    ) -> Decision | None:
+        """Take in a decision about a pod; returns the log's new entry, None if there is none.
 
         Args:
             steered: The pod; its memory is that after the decision.
@@ -315,8 +315,11 @@ class Fleet:
         elif active is None and self._prober is steered:
             self._prober = None
         what = difference(before, verdict)
-        if what:
-            self.log.add(Decision(wall, steered.pod.name, verdict, what), room)
+        if not what:
+            return None
+        decision = Decision(wall, steered.pod.name, verdict, what)
+        self.log.add(decision, room)
+        return decision
 
     def probed(self, seconds: float) -> None:
         """Count time that an engine spent in a probe."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime
 import gc
 import logging
 import resource
@@ -12,7 +11,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from specserve import decisions, handlers, names, observed, scope, signals, telemetry, workload
+from specserve import (
+    decisions,
+    handlers,
+    moments,
+    names,
+    observed,
+    scope,
+    signals,
+    telemetry,
+    workload,
+)
 from specserve.cluster import Cluster
 from specserve.engine import EngineClient
 from specserve.informer import Informer, Informers
@@ -208,7 +217,7 @@ async def _steer(
         hosts=settings.prometheus_hosts,
         token_files=settings.prometheus_token_files,
     )
-    async with EngineClient(metric_names) as engines, servers:
+    async with EngineClient(metric_names, telemetry.call_took) as engines, servers:
         regulator = Regulator(
             engines,
             servers,
@@ -217,6 +226,8 @@ async def _steer(
             read_back_seconds=settings.read_back_seconds,
             changed=lambda key: reconciler.changed(key),  # noqa: PLW0108 - made below
             notice=notice,
+            switched=lambda mode, code: telemetry.switches.labels(mode, code).inc(),
+            stretched=telemetry.sample_period.set,
         )
         reconciler = Reconciler(
             cluster,
@@ -272,12 +283,7 @@ def _decisions(regulator: Regulator, path: Sequence[str]) -> Any:
     if len(path) != 2:
         return None
     kept = regulator.log((path[0], path[1]))
-    return None if kept is None else decisions.to_json(kept, _iso)
-
-
-def _iso(seconds: float) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if kept is None else decisions.to_json(kept, moments.exact)
 
 
 class _Ground:

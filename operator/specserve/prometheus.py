@@ -41,7 +41,7 @@ from urllib3.exceptions import NewConnectionError
 
 from specserve import api, conditions, queries, telemetry
 from specserve.observed import Key
-from specserve.queries import Gap, Query
+from specserve.queries import Gap, PrometheusError, Query
 from specserve.signals import MetricNames, Reading
 from specserve.target import Access, Target
 
@@ -67,20 +67,6 @@ LONGEST = 900
 #: Reasons that may be of the way to a server and not of the server.
 _ON_THE_WAY = frozenset({"PrometheusTimeout", "PrometheusUnreachable"})
 _LATE = (TimeoutError, requests.Timeout, urllib3.exceptions.TimeoutError)
-
-
-class PrometheusError(Exception):
-    """A server brought no reading.
-
-    Attributes:
-        code: Machine-readable reason, used unchanged in conditions and events.
-        answered: Whether the server said so itself; else it may be only the way to it.
-    """
-
-    def __init__(self, code: str, message: str, *, answered: bool = True) -> None:
-        super().__init__(message)
-        self.code = code
-        self.answered = answered
 
 
 class PrometheusClient:

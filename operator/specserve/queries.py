@@ -41,6 +41,20 @@ _SCRAPING: Final = frozenset(
 _MESSAGE: Final = 480
 
 
+class PrometheusError(Exception):
+    """A server brought no reading.
+
+    Attributes:
+        code: Machine-readable reason, used unchanged in conditions and events.
+        answered: Whether the server said so itself; else it may be only the way to it.
+    """
+
+    def __init__(self, code: str, message: str, *, answered: bool = True) -> None:
+        super().__init__(message)
+        self.code = code
+        self.answered = answered
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """What is asked.

@@ -5,9 +5,7 @@ knows comes from watches; nothing is written that holds already, so that at rest
 at all.
 """
 
-import datetime
 import logging
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +17,9 @@ from specserve import (
     api,
     conditions,
     curves,
+    document,
+    keys,
+    moments,
     names,
     observed,
     queries,
@@ -35,7 +36,7 @@ from specserve.kube import KubeError, KubeRefused, KubeUnreachable, Object
 from specserve.observed import Credentials, Key, Owned, Pod, Trouble, Worker
 from specserve.signals import Reading
 from specserve.status import Engine
-from specserve.target import Access, Notice, Standing, Target
+from specserve.target import Access, Notice, Standing, Target, ranks_of, target_of
 from specserve.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -454,18 +455,16 @@ class Reconciler:
         missing = "; ".join(filter(None, (missing, access.missing)))
         credentials = await self._ensure_credentials(resource, owner, api_key)
         found = await self._curve(resource.key, spec)
-        target = self._targets[resource.key] = Target(
-            key=resource.key,
-            policy=queries.paced(spec.policy),
-            draft=spec.draft,
+        target = self._targets[resource.key] = target_of(
+            resource.key,
+            spec,
             tokens=credentials.tokens,
             api_key=api_key,
-            model=_served_name(spec),
-            ranks=_ranks(spec),
             curve=found.curve if found else None,
-            mode_until=_end_of_pin(spec.policy),
             access=access,
-            last_switch=_seconds((resource.status.get("speculation") or {}).get("lastSwitchTime")),
+            last_switch=moments.seconds(
+                (resource.status.get("speculation") or {}).get("lastSwitchTime")
+            ),
         )
         self._regulator.configure(target)
         self._look_again(target)
@@ -654,8 +653,8 @@ class Reconciler:
         changes: dict[str, str] = {}
         if have.rotated != resource.rotate and resource.rotate:
             changes[names.KEY_PLUGIN_TOKEN_PREVIOUS] = have.data.get(names.KEY_PLUGIN_TOKEN, "")
-            changes[names.KEY_PLUGIN_TOKEN] = _token()
-        for name, make in _GENERATED.items():
+            changes[names.KEY_PLUGIN_TOKEN] = keys.token()
+        for name, make in keys.MADE.items():
             if not have.data.get(name) and name not in changes:
                 changes[name] = make()
         admin_key = changes.get(names.KEY_ADMIN_KEY) or have.data[names.KEY_ADMIN_KEY]
@@ -697,13 +696,13 @@ class Reconciler:
     async def _create_credentials(
         self, resource: _Resource, owner: workload.Owner, api_key: str | None
     ) -> Credentials:
-        admin_key = _token()
+        admin_key = keys.token()
         manifest = workload.credentials(
             owner,
-            plugin_token=_token(),
+            plugin_token=keys.token(),
             plugin_token_previous="",
             admin_key=admin_key,
-            nonce=_nonce(),
+            nonce=keys.nonce(),
             config_yaml=workload.engine_config(admin_key, api_key),
             rotated=resource.rotate,
             holder=self._holder,
@@ -743,12 +742,7 @@ class Reconciler:
 
     def _seen(self, key: Key) -> curves.Seen:
         """What the engines of a SpecServe report of themselves."""
-        engines = self._regulator.engines(key)
-        return curves.Seen(
-            sglang=frozenset(one.sglang for one in engines if one.sglang),
-            plugin=frozenset(one.plugin for one in engines if one.plugin),
-            gpus=frozenset(one.gpu for one in engines if one.gpu),
-        )
+        return status.reported(self._regulator.engines(key))
 
     async def _calibrate(self, resource: _Resource, blocked: Trouble | None) -> None:
         """Bring a calibration forward by a step, or end one that nobody asks for any more."""
@@ -834,7 +828,7 @@ class Reconciler:
                 deployment=deployments[0] if deployments else None,
                 pods=list(self._pods.get(resource.key, {}).values()),
                 engines=self._regulator.engines(resource.key),
-                ranks=_ranks(resource.spec) if resource.spec else 1,
+                ranks=ranks_of(resource.spec) if resource.spec else 1,
                 requests=_requests(resource.spec) if resource.spec else None,
                 period_milliseconds=_period(resource.spec, self._regulator.stretch),
                 previous=resource.status,
@@ -846,8 +840,8 @@ class Reconciler:
                 switches=self._regulator.switches(resource.key),
                 calibrated=self._calibrated.get(resource.key),
             ),
-            _iso(self._wall()),
-            _iso,
+            moments.iso(self._wall()),
+            moments.iso,
         )
         if new == resource.status:
             return
@@ -909,7 +903,7 @@ def _words(standing: Standing) -> str:
     override = standing.override
     if override is None:
         return ""
-    end = "" if override.until is None else f" until {_iso(override.until)}"
+    end = "" if override.until is None else f" until {moments.iso(override.until)}"
     return f"{override.mode}{end}" + (f", {override.reason}" if override.reason else "")
 
 
@@ -924,21 +918,8 @@ def _parse(spec: Any) -> tuple[api.SpecServeSpec | None, str]:
     try:
         return api.SpecServeSpec.model_validate(spec), ""
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in ("spec", *first["loc"]))
-        return None, f"{field}: {first['msg']}; the installed CRD may be older than the operator"
-
-
-def _served_name(spec: api.SpecServeSpec) -> str:
-    return spec.model.served_name or spec.model.source.partition("://")[2].strip("/")
-
-
-def _ranks(spec: api.SpecServeSpec) -> int:
-    """Data-parallel ranks of a pod, as far as the spec can be understood."""
-    try:
-        return workload.layout_of(spec).ranks
-    except workload.UnusableSpec:
-        return spec.engine.data_parallel
+        words = document.first(error)
+        return None, f"{words}; the installed CRD may be older than the operator"
 
 
 def _requests(spec: api.SpecServeSpec) -> int | None:
@@ -962,42 +943,3 @@ def _period(spec: api.SpecServeSpec | None, stretch: float) -> int | None:
 
 def _entry(ref: api.SecretKeyRef | api.CertificateKeyRef | None) -> tuple[str, str] | None:
     return None if ref is None else (ref.name, ref.key)
-
-
-def _token() -> str:
-    return secrets.token_urlsafe(32)
-
-
-def _nonce() -> str:
-    # A number that every JSON reader keeps exact.
-    return str(secrets.randbelow(2**53 - 1) + 1)
-
-
-_GENERATED: Mapping[str, Callable[[], str]] = {
-    names.KEY_PLUGIN_TOKEN: _token,
-    names.KEY_ADMIN_KEY: _token,
-    names.KEY_NONCE: _nonce,
-}
-
-
-def _iso(seconds: float) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _end_of_pin(policy: api.Policy) -> float | None:
-    """When a pinned mode ends, in wall-clock seconds; None if it does not."""
-    try:
-        return _seconds(policy.mode_until)
-    except ValueError:
-        # The schema takes more than Python does: leap seconds, small letters.
-        raise _Blocked(
-            conditions.SPEC_REJECTED,
-            f"spec.policy.modeUntil: {policy.mode_until} is no time like 2030-01-31T12:00:00Z",
-        ) from None
-
-
-def _seconds(moment: str | None) -> float | None:
-    if not moment:
-        return None
-    return datetime.datetime.fromisoformat(moment).timestamp()

@@ -17,20 +17,21 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from prometheus_client.core import Metric
-
-from specserve import api, decisions, gauges, policy, signals, telemetry
+from specserve import api, decisions, policy, signals
 from specserve.engine import KEEPALIVE, Endpoint, EngineError, EngineRefused, EngineUnreachable
 from specserve.fleet import FOLLOWED, Fleet, Sent, Steered, accept_length
 from specserve.observed import Key, Pod
 from specserve.pace import Pace
 from specserve.policy import Memory, Sample, Verdict, directive
-from specserve.prometheus import PrometheusError
+from specserve.queries import PrometheusError
 from specserve.signals import Reading
 from specserve.status import Engine
 from specserve.target import Notice, Standing, Target
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,9 @@ class Regulator:
         read_back_seconds: Longest time between two read-backs of one engine.
         changed: Told a SpecServe whose engines report something new.
         notice: Told what is worth an event.
+        decided: Told each decision that differs from the one before it.
+        switched: Told the mode and the code of each switch that an engine has confirmed.
+        stretched: Told what sample periods are multiplied by, when it changes.
         clock: Monotonic seconds.
         wall: Wall-clock seconds.
     """
@@ -117,6 +121,9 @@ class Regulator:
         holder: str,
         changed: Callable[[Key], None],
         notice: Callable[[Notice], None],
+        decided: Callable[[Key, decisions.Decision], None] = lambda *_: None,
+        switched: Callable[[str, str], None] = lambda *_: None,
+        stretched: Callable[[float], None] = lambda _: None,
         samples_per_second: float = 800.0,
         read_back_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
@@ -127,6 +134,9 @@ class Regulator:
         self._holder = holder
         self._changed = changed
         self._notice = notice
+        self._decided = decided
+        self._told_switch = switched
+        self._stretched = stretched
         self._budget = samples_per_second
         self._read_back = read_back_seconds
         self._clock = clock
@@ -145,7 +155,7 @@ class Regulator:
         self._stretch = 1.0
         self._asked = 1.0
         self._pace = Pace(samples_per_second * HEADROOM, clock())
-        telemetry.sample_period.set(self._stretch)
+        stretched(self._stretch)
         #: Monotonic time of the last turn of the loop, for the liveness probe.
         self.beat = clock()
 
@@ -191,8 +201,15 @@ class Regulator:
             for steered in fleet.usable if moved else ():
                 self._schedule(steered, self._clock() + self._spread())
 
-    def observe(self, old: Pod | None, new: Pod | None) -> None:
-        """Take in a pod that appeared, changed or vanished."""
+    def observe(self, old: Pod | None, new: Pod | None, memory: Memory | None = None) -> None:
+        """Take in a pod that appeared, changed or vanished.
+
+        Args:
+            old: As it was, None if it is new.
+            new: As it is, None if it is no more.
+            memory: What an earlier process of ours remembered of a pod that is new, on the
+                clock of this one.
+        """
         pod = new or old
         if pod is None:
             return
@@ -210,7 +227,9 @@ class Regulator:
                 del self._fleets[pod.key]
             return
         if steered is None:
-            steered = fleet.pods[pod.uid] = Steered(new, due=float("inf"))
+            steered = fleet.pods[pod.uid] = Steered(
+                new, due=float("inf"), memory=memory or Memory.start()
+            )
             self._measure(new.key)
             if new.usable:
                 self._schedule(steered, self._clock() + self._spread())
@@ -241,6 +260,10 @@ class Regulator:
         """Whether every usable pod of a SpecServe has been asked at least once."""
         fleet = self._fleets.get(key)
         return fleet is None or all(steered.told is not None for steered in fleet.usable)
+
+    def fleet(self, key: Key) -> Fleet:
+        """What is known of the pods of a SpecServe."""
+        return self._fleet(key)
 
     def live(self, key: Key) -> bool:
         """Whether both arms of some batch were timed in the engines of a SpecServe."""
@@ -341,7 +364,7 @@ class Regulator:
         stretch = max(1.0, self._rate / (self._budget * self._pace.share))
         if stretch != self._stretch:
             self._stretch = stretch
-            telemetry.sample_period.set(stretch)
+            self._stretched(stretch)
 
     def _fleet(self, key: Key) -> Fleet:
         fleet = self._fleets.get(key)
@@ -604,7 +627,9 @@ class Regulator:
             fleet.probed(now - probing.began)
         verdict = self._worded(target, verdict)
         room = decisions.room(len(self._fleets))
-        fleet.decided(steered, verdict, now, wall=self._wall(), room=room)
+        decision = fleet.decided(steered, verdict, now, wall=self._wall(), room=room)
+        if decision is not None:
+            self._decided(target.key, decision)
         if before is not None and verdict.code != before.code and verdict.code in _WARNINGS:
             self._say(steered, "Warning", verdict.code, verdict.reason)
         if verdict.recheck is not None and now + verdict.recheck < steered.due:
@@ -756,7 +781,7 @@ class Regulator:
         fleet = self._fleet(steered.pod.key)
         fleet.switched(steered, verdict, on=on, wall=self._wall())
         mode = "On" if on else "Off"
-        telemetry.switches.labels(mode, verdict.code).inc()
+        self._told_switch(mode, verdict.code)
         log.info("%s/%s switched %s: %s", *steered.pod.key, mode.lower(), steered.switched_why)
         if announce:
             self._say(
@@ -799,8 +824,11 @@ class Regulator:
             steered.told = report
             self._changed(steered.pod.key)
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> "Iterable[Metric]":
         """Metrics by SpecServe, made when they are asked for (prometheus_client's Collector)."""
+        # Nobody asks `specserve local`, which runs without the library.
+        from specserve import gauges  # noqa: PLC0415
+
         served = [
             (fleet, self._patient(target) if target else None)
             for key, fleet in list(self._fleets.items())

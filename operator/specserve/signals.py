@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeGuard
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from specserve.policy.rounds import Accepted, Cell, Rounds
 
 #: The largest count that every JSON reader keeps exact; what is above it counts nothing.
@@ -106,6 +104,9 @@ def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Rea
     Raises:
         Unreadable: A series is missing or holds no count, or the text cannot be parsed.
     """
+    # Only engines without /v1/loads are read so; `specserve local` does without the library else.
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+
     wanted = {_plain(name): name for name in (names.running, names.queued, names.tokens)}
     found: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in wanted}
     foreign = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from specserve import api, conditions, names
 from specserve.conditions import Condition
+from specserve.curves import Seen
 from specserve.decisions import LONGEST_REASON, Switch, recent
 from specserve.observed import Owned, Pod, Trouble
 
@@ -72,6 +73,15 @@ class Engine:
     sglang: str = ""
     plugin: str = ""
     gpu: str = ""
+
+
+def reported(engines: Sequence[Engine]) -> Seen:
+    """What engines report of themselves, as far as they are read."""
+    return Seen(
+        sglang=frozenset(one.sglang for one in engines if one.sglang),
+        plugin=frozenset(one.plugin for one in engines if one.plugin),
+        gpus=frozenset(one.gpu for one in engines if one.gpu),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """What the two loops tell each other of a SpecServe. Pure."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-from specserve import api
+from specserve import api, moments, queries, workload
 from specserve.observed import Key
 from specserve.policy import Curve
 
@@ -28,6 +28,9 @@ class Access:
     def __repr__(self) -> str:
         """Keep tokens and passwords out of logs and tracebacks."""
         return "Access()"
+
+
+NO_ACCESS: Final = Access()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,57 @@ class Target:
     ranks: int = 1
     curve: Curve | None = None
     mode_until: float | None = None
-    access: Access = Access()
+    access: Access = NO_ACCESS
     last_switch: float | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """Keep tokens and keys out of logs and tracebacks."""
         return f"Target({'/'.join(self.key)})"
+
+
+def target_of(
+    key: Key,
+    spec: api.SpecServeSpec,
+    *,
+    tokens: tuple[str, ...],
+    api_key: str | None,
+    curve: Curve | None,
+    access: Access = NO_ACCESS,
+    last_switch: float | None = None,
+) -> Target:
+    """What the second loop needs to know, out of a spec.
+
+    Raises:
+        UnusableSpec: `policy.modeUntil` is no time.
+    """
+    try:
+        until = moments.seconds(spec.policy.mode_until)
+    except ValueError:
+        raise workload.UnusableSpec(
+            "spec.policy.modeUntil",
+            f"{spec.policy.mode_until} is no time like 2030-01-31T12:00:00Z",
+        ) from None
+    return Target(
+        key=key,
+        policy=queries.paced(spec.policy),
+        draft=spec.draft,
+        tokens=tokens,
+        api_key=api_key,
+        model=spec.model.served_name or spec.model.source.partition("://")[2].strip("/"),
+        ranks=ranks_of(spec),
+        curve=curve,
+        mode_until=until,
+        access=access,
+        last_switch=last_switch,
+    )
+
+
+def ranks_of(spec: api.SpecServeSpec) -> int:
+    """Data-parallel ranks of a pod, as far as the spec can be understood."""
+    try:
+        return workload.layout_of(spec).ranks
+    except workload.UnusableSpec:
+        return spec.engine.data_parallel
 
 
 @dataclass(frozen=True, slots=True)

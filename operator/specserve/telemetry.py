@@ -101,6 +101,11 @@ override_unreadable = Gauge(
 leader = Gauge("specserve_leader", "1 while this process leads.", registry=registry)
 
 
+def call_took(call: str, code: str, seconds: float) -> None:
+    """Count a call to an engine."""
+    admin_seconds.labels(call, code).observe(seconds)
+
+
 class Health:
     """Ages that must stay below their limits while the process is well.
 

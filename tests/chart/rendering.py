@@ -58,7 +58,7 @@ def render(
     command = ("template", release, str(chart), "-n", namespace, "-f", "-")
     text = helm(*command, stdin=given, binary=binary)
     assert "<no value>" not in text
-    return [one for one in yaml.safe_load_all(text) if one]
+    return [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:

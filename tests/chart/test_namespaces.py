@@ -114,6 +114,7 @@ async def undisturbed(stage, pod):
     assert lists(stage.cluster, stage.namespace) == before
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_namespaces_come_and_go_and_the_others_notice_nothing(cluster, stages, release):
     """O-F5.1, 2, 4: one does not exist yet, one loses its rights for a while."""

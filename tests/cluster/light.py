@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.cluster.binaries import Binaries, resolve
+from tests.cluster.claims import claim
 from tests.cluster.controlplane import ControlPlane, Options, Ports
 from tests.cluster.errors import ClusterError
 from tests.cluster.handle import Cluster
@@ -185,18 +186,13 @@ def state_folder(directory: Path | None) -> tuple[Path, bool]:
 
 def _claim_address() -> tuple[str, socket.socket]:
     # Each cluster has a loopback address of its own, so that no other one can take a port between
-    # its choice and its use. The claim is a name that the kernel frees with this process.
+    # its choice and its use.
     start = os.getpid()
     for offset in itertools.count():
         number = (start + offset) % (250 * 250)
         address = f"127.83.{number // 250 + 1}.{number % 250 + 1}"
-        claim = socket.socket(socket.AF_UNIX)
-        try:
-            claim.bind(f"\0specserve-cluster-{address}")
-        except OSError:
-            claim.close()
-        else:
-            return address, claim
+        if held := claim(f"cluster-{address}"):
+            return address, held
     raise AssertionError
 
 

@@ -76,6 +76,8 @@ class Engine:
         *,
         stream: bool = True,
         begun: asyncio.Event | None = None,
+        heard: Callable[[int], None] | None = None,
+        interval: int | None = None,
     ) -> Answer:
         """Generate greedily, exactly `tokens` tokens. Whatever breaks makes it incomplete.
 
@@ -84,9 +86,14 @@ class Engine:
             tokens: How many to generate.
             stream: Whether to take them as they come.
             begun: Set when the first of a stream have come.
+            heard: Told how many of a stream have come, each time that some do.
+            interval: Tokens that a stream has come at a time, about; None leaves it to the engine.
         """
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        if interval is not None:
+            sampling["stream_interval"] = interval
         body: dict[str, Any] = {
-            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+            "sampling_params": sampling,
             "stream": stream,
             "text" if isinstance(prompt, str) else "input_ids": prompt,
         }
@@ -108,6 +115,8 @@ class Engine:
                         if not done:
                             last = json.loads(event)
                             ids = _joined(ids, last)
+                            if heard is not None:
+                                heard(len(ids))
                 else:
                     last, done = await reply.json(content_type=None), True
                     ids = last["output_ids"]

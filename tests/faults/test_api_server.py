@@ -173,6 +173,7 @@ class RefusingProxy:
             return response
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("status", "count"), [(429, 20), (503, 200)])
 async def test_refused_lists_are_waited_out_as_asked(cluster, start, tmp_path, status, count):

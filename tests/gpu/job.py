@@ -17,10 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import shutil
-import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -29,16 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from tests.engine.client import Address, Engine, connected, ranks_of, until
 from tests.engine.flips import Latencies, Load, flip, percentiles, switches
-from tests.engine.install import REPOSITORY, install, mount_credentials
 from tests.engine.server import Server, running
 from tests.engine.suite import contract
+from tests.gpu.host import ADMIN_PORT, BUNDLE, HOME, PORT, TOKEN, VERSION, Host, accelerators
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-VERSION = "0.5.16"
-PORT, ADMIN_PORT = 30_000, 9_470
-TOKEN = "gpu-token"
 STEPS = (0, 1, 3)
 LEVELS = (1, 8, 64, 200)
 ACCEPTANCE = "2.5"
@@ -57,8 +51,7 @@ class Job:
     """The steps, and what they have found."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.bundle: Path = options.bundle.resolve()
-        self.home: Path = options.home
+        self.host = Host(options.bundle, options.home)
         self.out: Path = options.out.resolve()
         self.tensor_parallel: int = options.tp
         self.until = time.monotonic() + options.seconds
@@ -109,52 +102,18 @@ class Job:
     # Servers
 
     def set_up(self) -> None:
-        """Unpack the bundle and compile it: three processes import it at each start."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            ["tar", "-C", str(self.home), "-xJf", str(self.bundle / "site.tar.xz")], check=True
-        )
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "compileall", "-q", "-j", "0", "site"],
-            cwd=self.home,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-        self.plugin = install(self.home / "plugin")
-        mount_credentials(self.home / "credentials", TOKEN)
+        """Unpack the bundle, and write the adaptive configuration."""
+        self.host.set_up()
         adaptive = {"update_interval": 100}
         adaptive |= {size: {"candidate_steps": list(STEPS)} for size in ("1", "8", "32", "128")}
-        (self.home / "adaptive.json").write_text(json.dumps(adaptive))
-        gpu = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        self.found["gpu"] = gpu.stdout.strip()
+        (self.host.home / "adaptive.json").write_text(json.dumps(adaptive))
+        self.found["gpu"] = accelerators()
 
     def environ(self, *, live: bool, **more: str) -> dict[str, str]:
         """Return a server's environment."""
-        compiler = Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve()
-        environ = dict(os.environ)
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        path = [self.home / "site", *(self.plugin if live else [])]
-        return {
-            **environ,
-            "CUDA_HOME": str(compiler.parents[1]),
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "TVM_FFI_CACHE_DIR": str(self.home / "cache/tvm"),
-            "TRITON_CACHE_DIR": str(self.home / "cache/triton"),
-            "HF_HUB_OFFLINE": "1",
-            "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
-            "SPECSERVE_POD_UID": "gpu-host",
-            "SPECSERVE_ADMIN_PORT": str(ADMIN_PORT),
-            "SPECSERVE_CREDENTIALS_DIR": str(self.home / "credentials"),
-            "SPECSERVE_REQUIRE_LIVE": "1",
-            "SPECSERVE_STEPS": ",".join(map(str, STEPS)),
-            **more,
-        }
+        steps = ",".join(map(str, STEPS))
+        ours = {"SPECSERVE_REQUIRE_LIVE": "1", "SPECSERVE_STEPS": steps}
+        return self.host.environ(live=live, **ours, **more)
 
     def command(self, model: Path, *flags: str) -> list[str]:
         """Return a server's command line."""
@@ -180,7 +139,7 @@ class Job:
             *("--speculative-draft-model-path", str(draft)),
             *("--speculative-num-steps", str(max(STEPS)), "--speculative-eagle-topk", "1"),
             *("--speculative-num-draft-tokens", str(max(STEPS) + 1), "--speculative-adaptive"),
-            *("--speculative-adaptive-config", str(self.home / "adaptive.json")),
+            *("--speculative-adaptive-config", str(self.host.home / "adaptive.json")),
         ]
 
     @asynccontextmanager
@@ -227,7 +186,7 @@ class Job:
     async def plain(self) -> None:
         """The 8B shape without speculation and without the plugin."""
         command = self.command(
-            self.bundle / "target", "--load-format", "dummy", "--skip-tokenizer-init"
+            self.host.bundle / "target", "--load-format", "dummy", "--skip-tokenizer-init"
         )
         async with self.server("plain", command, self.environ(live=False), live=False) as (
             _,
@@ -238,15 +197,15 @@ class Job:
     async def live(self) -> None:
         """The 8B shape with EAGLE-3 and the plugin: contract, flips, arms held."""
         command = self.command(
-            self.bundle / "target",
+            self.host.bundle / "target",
             *("--load-format", "dummy", "--skip-tokenizer-init"),
-            *self.speculation("EAGLE3", self.bundle / "draft"),
+            *self.speculation("EAGLE3", self.host.bundle / "draft"),
         )
         environ = self.environ(live=True, SGLANG_SIMULATE_ACC_LEN=ACCEPTANCE)
         async with self.server("live", command, environ, live=True) as (server, engine):
             async with self.step("contract", 30):
                 self.found["contract"] = await contract(
-                    self.address, self.out / "contract.xml", self.home / "site"
+                    self.address, self.out / "contract.xml", self.host.site
                 )
             self.found["flips"] = {}
             for concurrency in LEVELS:
@@ -295,15 +254,15 @@ class Job:
     async def pair(self) -> None:
         """The trained pair: texts are compared with one request at a time."""
         command = self.command(
-            self.bundle / "pair/target",
+            self.host.bundle / "pair/target",
             *("--dtype", "bfloat16", "--skip-tokenizer-init", "--max-total-tokens", "100000"),
-            *self.speculation("EAGLE", self.bundle / "pair/draft"),
+            *self.speculation("EAGLE", self.host.bundle / "pair/draft"),
         )
         async with self.server("pair", command, self.environ(live=True), live=True) as (
             _,
             engine,
         ):
-            texts = json.loads((self.bundle / "pair/prompts.json").read_text())
+            texts = json.loads((self.host.bundle / "pair/prompts.json").read_text())
             prompts = [list(text.encode()) for name in texts for text in texts[name][:8]]
             arms: dict[str, list[Any]] = {}
             for name, order in (
@@ -389,8 +348,8 @@ async def _running(engine: Engine, concurrency: int) -> None:
 
 def main() -> None:
     cli = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    cli.add_argument("--bundle", type=Path, default=REPOSITORY / ".gpu")
-    cli.add_argument("--home", type=Path, default=Path("/tmp/specserve-gpu"))
+    cli.add_argument("--bundle", type=Path, default=BUNDLE)
+    cli.add_argument("--home", type=Path, default=HOME)
     cli.add_argument("--out", type=Path, required=True)
     cli.add_argument("--tp", type=int, default=1)
     cli.add_argument("--seconds", type=float, default=570.0)

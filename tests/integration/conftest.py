@@ -10,7 +10,7 @@ from tests.cluster.apiclient import ApiError
 from tests.cluster.light import light_cluster as start_light_cluster
 from tests.integration.api import Api
 from tests.integration.kubelet import Kubelet
-from tests.integration.operator_process import OperatorProcess, install
+from tests.integration.operator_process import USER, OperatorProcess, install
 from tests.integration.stage import Stage, make_node
 
 CRDS = Path(__file__).resolve().parents[2] / "crds"
@@ -45,8 +45,21 @@ def served_cluster(light_cluster):
 
 @pytest.fixture(scope="session")
 def rights(served_cluster):
-    """A kubeconfig of the operator's own account."""
-    return install(served_cluster)
+    """A kubeconfig of the operator's own account; in all the session nothing is refused to it."""
+    yield install(served_cluster)
+    # O-F5.2
+    assert refused(served_cluster.audit_events(USER)) == set()
+
+
+def refused(events):
+    """What was forbidden, in the server's words."""
+    return {
+        f"{event['verb']} {event['requestURI']}: {message}"
+        for event in events
+        if event["responseStatus"]["code"] == 403
+        # A namespace on its way out takes no new objects, whoever brings them.
+        and "is being terminated" not in (message := event["responseStatus"].get("message", ""))
+    }
 
 
 class _Seat:
@@ -66,6 +79,12 @@ def _seat():
     seat = _Seat()
     yield seat
     seat.clear()
+
+
+@pytest.fixture
+def unserved(_seat):
+    """No operator sees what the test makes."""
+    _seat.clear()
 
 
 @pytest.fixture
@@ -127,10 +146,5 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_collection_modifyitems(items):
-    """Operators of a test's own come first, and the look back over the session last."""
-    items.sort(
-        key=lambda item: (
-            item.path.name == "test_rights.py",
-            "start_operator" not in item.fixturenames,
-        )
-    )
+    """Tests with operators of their own come together, so that the shared one starts once."""
+    items.sort(key=lambda item: "start_operator" not in item.fixturenames)

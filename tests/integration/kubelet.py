@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from specserve import names
 from tests.cluster.apiclient import ApiError
+from tests.cluster.claims import claim
 from tests.integration.api import Api, eventually, path
 from tests.integration.played_engine import PlayedEngine, Running, config_of
 from tests.integration.played_worker import PlayedWorker
@@ -35,9 +36,11 @@ ADDRESS_ATTEMPTS = 5
 
 
 def _addresses() -> Iterator[str]:
-    first = 90 + os.getpid() % 90
+    # All engines listen on the same ports, so each process has a block of addresses of its own.
+    numbers = (90 + (os.getpid() + offset) % 90 for offset in range(90))
+    block, _held = next((n, held) for n in numbers if (held := claim(f"engines-127.{n}")))
     for number in itertools.count():
-        yield f"127.{first}.{number // 250}.{number % 250 + 1}"
+        yield f"127.{block}.{number // 250}.{number % 250 + 1}"
 
 
 _fresh = _addresses()

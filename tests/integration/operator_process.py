@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.cluster import claims
 from tests.integration.api import eventually
 
 if TYPE_CHECKING:
@@ -39,13 +39,6 @@ def install(cluster: ControlledCluster) -> Path:
     return cluster.kubeconfig_for(ACCOUNT, NAMESPACE)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 class OperatorProcess:
     """One operator process.
 
@@ -66,7 +59,7 @@ class OperatorProcess:
         self.identity = f"operator-{number}"
         self.lease = settings.get("lease_name", "specserve")
         self.log = cluster.logs / f"{self.identity}.log"
-        self.port = _free_port()
+        self.port = claims.port()
         given = {
             "namespace": NAMESPACE,
             "identity": self.identity,

@@ -19,6 +19,8 @@ REJECTED = sorted((HERE / "rejected").glob("*.yaml"))
 ACCEPTED = cases()
 MINIMAL = {"model": {"source": "hf://example-org/chat"}, "engine": {"image": "engine:1"}}
 
+pytestmark = pytest.mark.usefixtures("unserved")
+
 
 def resource(name: str, **spec: Any) -> dict[str, Any]:
     return {

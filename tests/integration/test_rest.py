@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
+import pytest
+
 from specserve import names
 from specserve.api import SpecServeStatus
 from tests.integration.api import MERGE, eventually
@@ -38,6 +40,7 @@ async def inject(stage):
     await stage.api.request("PATCH", at, {"spec": {"template": annotations}}, MERGE)
 
 
+@pytest.mark.long
 async def test_another_managers_annotation_stays_and_nothing_is_written_at_rest(operator, stage):
     """O-D5: server-side defaults and injected fields are no differences."""
     await stage.up(replicas=2)

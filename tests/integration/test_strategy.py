@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pytest
 
 from specserve import curves, names
 from tests.integration.api import eventually, path
@@ -56,6 +57,7 @@ async def told(operator: Any, at: str) -> tuple[int, Any]:
         return answer.status, json.loads(await answer.text())
 
 
+@pytest.mark.long
 async def test_acceptance_decides_and_a_probe_finds_that_it_is_back(operator, stage):
     (pod,) = await stage.up(policy={"strategy": "BreakEven", "breakEven": {"profile": "h200-a"}})
     async with traffic(pod):
@@ -159,6 +161,7 @@ async def test_a_pin_ends_at_its_time(operator, stage):
     await stage.has("StrategyDecides", "True", "PinEnded")
 
 
+@pytest.mark.long
 async def test_a_curve_from_a_configmap(operator, stage):
     document = curves.shipped("h200-a").document
     origin = {"model": "hf://example-org/model-a", "draft": "hf://example-org/draft-a"}

@@ -17,6 +17,7 @@ import pytest
 from specserve_engine.environ import settings_from
 from specserve_sim.cli import BadCommandLine, config_from, main, parse, parser
 from specserve_sim.launch import running_engine
+from tests.cluster import claims
 
 # What the operator renders for a pod, roughly: the simulated engine knows some of it.
 RENDERED = [
@@ -148,12 +149,6 @@ def credentials(tmp_path):
     return tmp_path
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextlib.asynccontextmanager
 async def process(credentials, *arguments, admin_port):
     environment = os.environ | ENVIRONMENT
@@ -186,7 +181,7 @@ async def line_with(stream, word):
 
 
 async def test_sigterm_lets_streams_end_and_then_exits_with_0(credentials):
-    port, admin_port = free_port(), free_port()
+    port, admin_port = claims.port(), claims.port()
     arguments = [*RENDERED, "--host=0.0.0.0", f"--port={port}", "--sim-time-scale=4"]
     async with (
         process(credentials, *arguments, admin_port=admin_port) as engine,
@@ -209,7 +204,7 @@ async def test_sigterm_lets_streams_end_and_then_exits_with_0(credentials):
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
 async def test_every_address_is_served_over_both_families(credentials, host):
-    port, admin_port = free_port(), free_port()
+    port, admin_port = claims.port(), claims.port()
     arguments = ["--host", host, f"--port={port}"]
     async with (
         process(credentials, *arguments, admin_port=admin_port) as engine,
@@ -227,9 +222,9 @@ async def test_every_address_is_served_over_both_families(credentials, host):
 
 
 async def test_a_crash_has_the_exit_status_asked_for(credentials):
-    port = free_port()
+    port = claims.port()
     async with (
-        process(credentials, f"--port={port}", admin_port=free_port()) as engine,
+        process(credentials, f"--port={port}", admin_port=claims.port()) as engine,
         aiohttp.ClientSession() as session,
     ):
         await line_with(engine.stderr, "serving at")
@@ -243,7 +238,7 @@ async def test_a_taken_port_ends_with_status_2(credentials):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        async with process(credentials, f"--port={port}", admin_port=free_port()) as engine:
+        async with process(credentials, f"--port={port}", admin_port=claims.port()) as engine:
             assert await asyncio.wait_for(engine.wait(), 20) == 2
 
 
@@ -252,11 +247,11 @@ async def test_a_fleet_says_when_it_is_ready(credentials):
         "fleet",
         "--count=3",
         "--first-address=127.78.0.1",
-        f"--port={free_port()}",
+        f"--port={claims.port()}",
         "--speculative-algorithm=EAGLE3",
     ]
     async with (
-        process(credentials, *arguments, admin_port=free_port()) as fleet,
+        process(credentials, *arguments, admin_port=claims.port()) as fleet,
         aiohttp.ClientSession(headers={"Authorization": "Bearer token"}) as session,
     ):
         ready = json.loads(await line_with(fleet.stdout, "ready"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from urllib.request import urlopen
 
 import yaml
 
+from tests.cluster import claims
 from tests.cluster.binaries import cache_folder, locked
 from tests.cluster.processes import Daemon, Keeper, until
 from tests.cluster.progress import Progress
@@ -129,9 +129,7 @@ def prometheus(
         ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = claims.port()
     arguments = [
         str(binary()),
         f"--config.file={folder / 'prometheus.yml'}",

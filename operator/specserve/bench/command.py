@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.bench import connection, plan
 from specserve.bench.connection import BadOption, Connection
-from specserve.bench.prompts import IDS
 
 if TYPE_CHECKING:
+    from specserve.bench.client import Client
     from specserve.bench.dialects import Api
     from specserve.bench.prompts import Prompts
     from specserve.bench.runner import Measured, Side
@@ -157,8 +157,16 @@ def run(options: argparse.Namespace) -> int:
 
 def fail(error: object) -> int:
     """Say on standard error why nothing could be done; returns the exit status."""
-    print(f"specserve: {error}", file=sys.stderr)  # noqa: T201 - a command line prints
+    for text in (error, *getattr(error, "__notes__", ())):
+        print(f"specserve: {text}", file=sys.stderr)  # noqa: T201 - a command line prints
     return 2
+
+
+def interrupted(error: BaseException) -> int:
+    """Say what an interruption left undone; returns the exit status."""
+    for note in getattr(error, "__notes__", ()):
+        print(f"specserve: {note}", file=sys.stderr)  # noqa: T201 - as above
+    return 130
 
 
 def interruptible(work: Coroutine[Any, Any, int]) -> int:
@@ -209,9 +217,9 @@ def id_range(text: str) -> range:
 
 ID_RANGE: dict[str, Any] = {
     "type": id_range,
-    "default": IDS,
     "metavar": "FROM-TO",
-    "help": f"ids of random prompts, within the model's vocabulary (default: {IDS[0]}-{IDS[-1]})",
+    "help": "ids of random prompts (default: ids that the server's own tokenizer makes). Keep "
+    "within the model's vocabulary: an id beyond it ends SGLang",
 }
 
 
@@ -241,11 +249,12 @@ async def measure(options: argparse.Namespace, target: Connection) -> int:
     status = 0
     cells: list[plan.Cell] = []
     try:
-        asked = _prompts(options)
+        written = _written(options)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(Client())
             described = await server.describe(client, target)
             told["server"] = described.facts()
+            asked = written or await _random(options, client, target, described)
             side = _side(options, target, described, asked)
             other = None
             if options.baseline:
@@ -278,8 +287,8 @@ async def measure(options: argparse.Namespace, target: Connection) -> int:
             measured = work.measured
             with screen.Screen(len(cells), quiet=options.quiet) as shown:
                 await work.run(cells, runner.Watch(shown.begins, shown.ends))
-    except asyncio.CancelledError:
-        status = 130
+    except asyncio.CancelledError as interruption:
+        status = interrupted(interruption)
     except (
         BadOption,
         BadPrompts,
@@ -294,16 +303,24 @@ async def measure(options: argparse.Namespace, target: Connection) -> int:
     return _report(options, measured, began=began, servers=told, total=len(cells), status=status)
 
 
-def _prompts(options: argparse.Namespace) -> "Prompts":
+async def _random(
+    options: argparse.Namespace, client: "Client", target: Connection, described: "Server"
+) -> "Prompts":
+    from specserve.bench import prompts, server  # noqa: PLC0415
+
+    ids = options.id_range or await server.known_ids(client, target, described)
+    source = random.Random(options.seed)  # noqa: S311 - it only has to differ from run to run
+    return prompts.RandomIds(options.prompt_tokens, source, ids=ids, shared=options.shared_prefix)
+
+
+def _written(options: argparse.Namespace) -> "Prompts | None":
+    """Prompts that are texts; None if random ones are wanted."""
     from specserve.bench import prompts  # noqa: PLC0415
 
-    # Not a secret: it only has to differ from run to run.
-    source = random.Random(options.seed)  # noqa: S311
-    shared = options.shared_prefix
     if options.prompts == prompts.RandomIds.name:
-        return prompts.RandomIds(
-            options.prompt_tokens, source, ids=options.id_range, shared=shared
-        )
+        return None
+    source = random.Random(options.seed)  # noqa: S311 - it only has to differ from run to run
+    shared = options.shared_prefix
     if options.prompts == prompts.BUILT_IN:
         return prompts.Written(prompts.BUILT_IN, prompts.built_in(), source, shared=shared)
     path = Path(options.prompts)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from specserve import names
@@ -48,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address of the plugin's listener (default: the host of --url, port "
         f"{names.PORT_ADMIN})",
     )
+    add_keys(group)
+
+
+def add_keys(group: Any) -> None:
+    """Add the options that say what opens a server."""
     group.add_argument(
         "--api-key-file",
         type=Path,
@@ -73,9 +79,11 @@ def connection_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Co
     url = base_url("--url", options.url)
     return Connection(
         url=url,
-        admin_url=base_url("--admin-url", options.admin_url) if options.admin_url else _admin(url),
-        api_key=_secret("--api-key-file", options.api_key_file, environ.get(ENV_API_KEY)),
-        token=_secret("--token-file", options.token_file, environ.get(ENV_TOKEN)),
+        admin_url=base_url("--admin-url", options.admin_url)
+        if options.admin_url
+        else plugin_url(url),
+        api_key=secret("--api-key-file", options.api_key_file, environ.get(ENV_API_KEY)),
+        token=secret("--token-file", options.token_file, environ.get(ENV_TOKEN)),
     )
 
 
@@ -97,12 +105,18 @@ def base_url(option: str, text: str) -> str:
     return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", "")).removesuffix("/v1")
 
 
-def _admin(url: str) -> str:
+def plugin_url(url: str) -> str:
+    """Where the plugin listens beside a serving URL, unless it is told otherwise."""
     host = urlsplit(url).hostname or ""
     return f"http://{f'[{host}]' if ':' in host else host}:{names.PORT_ADMIN}"
 
 
-def _secret(option: str, file: Path | None, otherwise: str | None) -> str | None:
+def secret(option: str, file: Path | None, otherwise: str | None) -> str | None:
+    """What a file holds, or else a variable of the environment; None of neither.
+
+    Raises:
+        BadOption: The file cannot be read.
+    """
     if file is None:
         return otherwise or None
     try:

@@ -11,8 +11,6 @@ from importlib.resources import files
 from random import Random
 from typing import Any, Protocol
 
-#: Ids that every vocabulary of today has, and none of its control tokens.
-IDS = range(1_000, 30_000)
 #: Ids put before a prompt of ids that must be new; 16 make a page of any cache differ.
 FRESH_IDS = 16
 BUILT_IN = "coding"
@@ -58,12 +56,12 @@ class Prompts(Protocol):
 
 
 class RandomIds:
-    """Prompts of random token ids: no tokenizer is needed, and drafts are hardly ever right.
+    """Prompts of random token ids: drafts are hardly ever right.
 
     Args:
         length: Tokens of each prompt.
         random: Source of the ids.
-        ids: The ids to draw from.
+        ids: The ids to draw from, all of them in the model's vocabulary.
         shared: All prompts have their first half in common.
     """
 
@@ -71,10 +69,10 @@ class RandomIds:
     has_ids = True
 
     def __init__(
-        self, length: int, random: Random, *, ids: range = IDS, shared: bool = False
+        self, length: int, random: Random, *, ids: Sequence[int], shared: bool = False
     ) -> None:
         self._random = random
-        self._range = ids
+        self._known = ids
         self._prefix = self._ids(length // 2 if shared else 0)
         self._rest = length - len(self._prefix)
 
@@ -83,7 +81,7 @@ class RandomIds:
         return Prompt(ids=self._prefix + self._ids(self._rest))
 
     def _ids(self, count: int) -> tuple[int, ...]:
-        return tuple(self._random.choices(self._range, k=count))
+        return tuple(self._random.choices(self._known, k=count))
 
 
 class Written:

@@ -1,12 +1,18 @@
 """What a server is: its kind, its model and how it was started, as far as it tells."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from specserve.bench.client import Client, Unreachable
 from specserve.bench.connection import Connection
 from specserve.bench.dialects import Api
+from specserve.bench.prompts import built_in
+
+#: Ids for the simulated engine, which has no tokenizer and takes any.
+ANY_IDS: Final = range(1_000, 30_000)
+#: Fewer different ids than this make prompts that a prefix cache has seen.
+FEWEST_IDS: Final = 16
 
 
 class NotServing(Exception):
@@ -83,6 +89,36 @@ async def _info(client: Client, connection: Connection) -> Mapping[str, Any]:
         return {}
     told = reply.status == 200 and ("tp_size" in reply.body or "internal_states" in reply.body)
     return reply.body if told else {}
+
+
+async def known_ids(client: Client, connection: Connection, server: Server) -> Sequence[int]:
+    """Token ids that are sure to be in the vocabulary: of what the server's tokenizer makes.
+
+    SGLang does not look whether an id is in the vocabulary: one beyond it ends the scheduler, and
+    the server with it. No route tells the size of the vocabulary.
+
+    Raises:
+        NotServing: The server does not tell.
+        Unreachable: No answer.
+    """
+    if server.info.get("simulated"):
+        return ANY_IDS
+    text = "\n\n".join(prompt.as_text() for prompt in built_in())
+    reply = await client.call(
+        "POST",
+        f"{connection.url}/tokenize",
+        bearer=connection.api_key,
+        body={"model": server.model, "prompt": text, "add_special_tokens": False},
+    )
+    tokens = reply.body.get("tokens") if reply.status == 200 else None
+    if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens):
+        ids = sorted(set(tokens))
+        if len(ids) >= FEWEST_IDS:
+            return ids
+    raise NotServing(
+        f"{connection.url}/tokenize: HTTP {reply.status}, the server does not tell which token "
+        "ids it knows; give --id-range, within the model's vocabulary"
+    )
 
 
 def api_for(server: Server, wanted: str, *, ids: bool) -> Api:

@@ -167,11 +167,31 @@ async def steering(
     renewal = asyncio.create_task(hand.renew())
     try:
         yield hand
-    finally:
-        renewal.cancel()
-        # However the renewals ended, the engine is put back.
-        await asyncio.gather(renewal, return_exceptions=True)
+    except BaseException as error:
+        try:
+            await _put_back(hand, renewal)
+        except NotSteerable as failure:
+            # What ended the work comes first: this is often its consequence.
+            error.add_note(str(failure))
+        raise
+    await _put_back(hand, renewal)
+
+
+async def _put_back(hand: Steering, renewal: "asyncio.Task[None]") -> None:
+    """Put the engine back, however its renewals ended.
+
+    Raises:
+        NotSteerable: It was not put back.
+    """
+    renewal.cancel()
+    await asyncio.gather(renewal, return_exceptions=True)
+    try:
         await asyncio.shield(hand.restore())
+    except (NotSteerable, Unreachable) as error:
+        raise NotSteerable(
+            f"the engine was not put back: {error}; if it lives, it goes back by itself within "
+            f"{LEASE_SECONDS} s"
+        ) from None
 
 
 async def read_back(client: Client, connection: Connection) -> Mapping[str, Any]:

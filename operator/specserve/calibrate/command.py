@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specserve.bench import connection
-from specserve.bench.command import ID_RANGE, fail, interruptible, levels
+from specserve.bench.command import ID_RANGE, fail, interrupted, interruptible, levels
 from specserve.bench.connection import BadOption, Connection
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ async def calibrate(options: argparse.Namespace, target: Connection) -> int:
             wish = Wish(Api.GENERATE, described.model, options.max_new_tokens, stream=False)
             # Not a secret: it only has to differ from run to run.
             source = random.Random()  # noqa: S311
-            prompts = RandomIds(options.prompt_tokens, source, ids=options.id_range)
+            ids = options.id_range or await server.known_ids(client, target, described)
+            prompts = RandomIds(options.prompt_tokens, source, ids=ids)
             work = sweep.Sweep(client, target, hand, wish, prompts, options.prompt_tokens, room)
             cells = sweep.cells_of(sizes, steps, options.repeats)
             estimate = Estimate(list(cells))
@@ -166,8 +167,8 @@ async def calibrate(options: argparse.Namespace, target: Connection) -> int:
                     readings.append(reading)
                     estimate.done(cell, loop.time() - began)
                     shown.ends(cell, f"{reading.seconds * 1e3:8.3f} ms a round", estimate)
-    except asyncio.CancelledError:
-        status = 130
+    except asyncio.CancelledError as interruption:
+        status = interrupted(interruption)
         readings = _complete(readings, options.repeats)
     except (
         BadOption,

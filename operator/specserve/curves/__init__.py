@@ -36,17 +36,19 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class ConfigMapText:
-    """What was read of a ConfigMap.
+    """What was read of a ConfigMap, or of a file that stands for one.
 
     Attributes:
         name: Its name.
         text: The value of its key, None if there is none.
         problem: Why, in words.
+        kind: What it is.
     """
 
     name: str
     text: str | None
     problem: str = ""
+    kind: Literal["ConfigMap", "file"] = "ConfigMap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def judge(
         own: Whether the operator has had it measured: the GPU is then in words that it can
             compare with its own.
     """
-    where = f"ConfigMap {config_map.name}"
+    where = f"{config_map.kind} {config_map.name}"
     if config_map.text is None:
         return Found(None, "Unreadable", f"{where}: {config_map.problem}")
     try:

@@ -86,6 +86,7 @@ def findings(evidence: Evidence) -> list[Finding]:
 
 
 _NOT_SHOWN: Final = "the server does not show it"
+_ON_CPU: Final = "the server runs on a CPU"
 
 
 def _cap(evidence: Evidence) -> tuple[Verdict, str]:
@@ -103,7 +104,7 @@ def _cap(evidence: Evidence) -> tuple[Verdict, str]:
 
 
 def _acceptance(evidence: Evidence) -> tuple[Verdict, str, str]:
-    elsewhere = "run specserve bench with prompts like your traffic's, or give the plugin token"
+    elsewhere = "run specserve bench with prompts like your traffic's"
     cells = [
         stat
         for group in evidence.plugin.get("groups") or []
@@ -117,6 +118,7 @@ def _acceptance(evidence: Evidence) -> tuple[Verdict, str, str]:
         mean = sum(stat["acceptLength"] * stat["rounds"] for stat in cells) / rounds
         return _judged(mean, f"in the last {rounds} drafting rounds")
     means = [load["speculative"].get("accept_length") for load in _speculating(evidence)]
+    elsewhere += ", or give --token-file"
     if not means or None in means:
         return "unknown", evidence.no_plugin or _NOT_SHOWN, elsewhere
     if evidence.info.get("speculative_adaptive") is not False:
@@ -139,7 +141,7 @@ def _judged(mean: float, since: str) -> tuple[Verdict, str, str]:
 def _graphs(evidence: Evidence) -> tuple[Verdict, str]:
     info = evidence.info
     if evidence.on_cpu:
-        return "not applicable", "the server runs on a CPU"
+        return "not applicable", _ON_CPU
     decode = _decode_graphs(info)
     if info.get("disable_cuda_graph") or decode.get("backend") == "disabled":
         return "problem", "CUDA graphs are switched off"
@@ -239,6 +241,8 @@ def _warm(evidence: Evidence) -> tuple[Verdict, str]:
 
 
 def _peers(evidence: Evidence) -> tuple[Verdict, str, str]:
+    if evidence.on_cpu:
+        return "not applicable", _ON_CPU, ""
     ranks = evidence.whole("tp_size")
     elsewhere = "on the host: nvidia-smi topo -p2p r, where every pair has to say OK"
     if ranks is None:
@@ -250,6 +254,8 @@ def _peers(evidence: Evidence) -> tuple[Verdict, str, str]:
 
 
 def _all_reduce(evidence: Evidence) -> tuple[Verdict, str]:
+    if evidence.on_cpu:
+        return "not applicable", _ON_CPU
     ranks = evidence.whole("tp_size")
     if ranks == 1:
         return "not applicable", "one GPU a replica"

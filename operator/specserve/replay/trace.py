@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from specserve import api, signals
+from specserve import api, document, signals
 from specserve.policy import Sample
 
 #: Longest trace, seconds.
@@ -113,16 +113,9 @@ def spec_of(text: str) -> api.SpecServeSpec:
         BadTrace: There is none, or more than one, or it is not valid.
     """
     try:
-        documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
-    except yaml.YAMLError as error:
-        raise BadTrace(f"no YAML: {str(error).splitlines()[0]}") from None
-    found = [each for each in documents if each.get("kind") == "SpecServe"]
-    if len(found) != 1:
-        raise BadTrace(f"it holds {len(found)} objects of kind SpecServe instead of one")
-    try:
-        return api.SpecServeSpec.model_validate(found[0].get("spec") or {})
-    except ValidationError as error:
-        raise BadTrace(f"spec.{_first(error)}") from None
+        return document.read(text).spec
+    except document.BadDocument as error:
+        raise BadTrace(str(error)) from None
 
 
 def recorded(text: str) -> Recorded:

@@ -8,6 +8,7 @@ replaces pods.
 from specserve.workload.arguments import (
     UnusableArgument,
     UnusableSpec,
+    adaptive_config,
     layout_of,
     requests_asked,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Subject",
     "UnusableArgument",
     "UnusableSpec",
+    "adaptive_config",
     "calibration_job",
     "credentials",
     "curve_config_map",

@@ -1,0 +1,95 @@
+"""What `--start` and `--print` make of a SpecServe: files and launches."""
+
+import argparse
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from specserve import keys, names, workload
+from specserve.bench.connection import BadOption
+from specserve.document import Document
+from specserve.local.files import private_folder, write_whole
+from specserve.local.launch import ENTRY_POINT, Files, Launch, launches
+
+#: Folder of the state's in which engines find what a pod has in volumes.
+FOLDER = "engine"
+
+
+def prepared(
+    options: argparse.Namespace,
+    asked: Document,
+    folder: Path,
+    environ: Mapping[str, str],
+    given: tuple[str | None, str | None],
+) -> tuple[tuple[Launch, ...], str]:
+    """The launches of all engines, their files written, and the plugin's token.
+
+    Args:
+        options: `--entry-point`, `--port` and `--admin-port`.
+        asked: The SpecServe.
+        folder: Of the state.
+        environ: Variables of this process.
+        given: The plugin's token and the serving port's key, as far as they are given.
+
+    Raises:
+        BadOption: It cannot be started here; the message says what to change.
+        OSError: A file cannot be written.
+    """
+    files = Files(folder.resolve() / FOLDER)
+    try:
+        made = launches(
+            asked,
+            files,
+            environ,
+            entry_point=tuple(shlex.split(options.entry_point)) or ENTRY_POINT,
+            port=options.port,
+            admin_port=options.admin_port,
+        )
+    except workload.UnusableSpec as error:
+        raise BadOption(f"{options.file}: {error}") from None
+    if not made:
+        raise BadOption(f"{options.file}: spec.replicas is 0: there is nothing to start")
+    private_folder(files.folder)
+    private_folder(files.credentials)
+    credentials = _credentials(files.credentials, given[0])
+    for path, text in files.contents(asked.spec, credentials, given[1]).items():
+        if _text(path) != text:
+            write_whole(path, text)
+    return made, credentials[names.KEY_PLUGIN_TOKEN]
+
+
+def runnable(made: tuple[Launch, ...]) -> None:
+    """Refuse a command that is not there before anything is started.
+
+    Raises:
+        BadOption: It is not.
+    """
+    command = made[0].command[0]
+    if shutil.which(command) is None:
+        raise BadOption(
+            f"{command} is not found: say with --entry-point what starts an engine, or with "
+            "spec.engine.command"
+        )
+
+
+def _credentials(folder: Path, token: str | None) -> dict[str, str]:
+    """Those that lie there, so that an engine that runs on knows them; what is missing is made."""
+    made = {name: _text(folder / name) or make() for name, make in keys.MADE.items()}
+    before = made[names.KEY_PLUGIN_TOKEN]
+    if token is not None and token != before:
+        # Engines take the one before until they have read the new one.
+        return {
+            **made,
+            names.KEY_PLUGIN_TOKEN: token,
+            names.KEY_PLUGIN_TOKEN_PREVIOUS: before,
+        }
+    previous = _text(folder / names.KEY_PLUGIN_TOKEN_PREVIOUS) or ""
+    return {**made, names.KEY_PLUGIN_TOKEN_PREVIOUS: previous}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None

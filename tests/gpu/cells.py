@@ -1,0 +1,199 @@
+"""From windows to the table: what each arm made in each cell, and what the policy kept of it.
+
+    python -m tests.gpu.cells windows.jsonl ... [--out build/bench]
+
+Figures of one cell come from one start of the servers, on one machine. An arm that does not depend
+on the acceptance has the windows of all cells with as many clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.bench import report
+from tests.gpu import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Line = dict[str, Any]
+
+BENCHMARK = "gpu-regret"
+FLEET, WINDOW = "fleet", "window"
+HOW = (
+    "SGLang's servers of one cell ran on one GPU at once, all but one of them idle. Clients ask "
+    "again as soon as they are answered; tokens are counted as their streams tell of them, those "
+    "told together spread over the time since the stream told of others. Acceptance is simulated "
+    "and changed in the running server; steps are 0 and 3. `on` and `off` (cold) are the live "
+    "server held there. `specserve` is that server under the BreakEven policy of `specserve "
+    "local` with its defaults: started anew in each cell, with nothing but the shipped curve that "
+    "is named, on a server that it finds on; its windows begin once the steps have not changed "
+    "for three seconds (settledSeconds since its start), and it reads the server's own figures "
+    "of the last minute, round times of held windows among them. Its first look at what is not "
+    "in use would come after a minute, so no cell has one. `base` is a server without a draft; "
+    "`engineDefault` one that follows SGLang's own table. `stderr` is that of specserve / "
+    "max(on, off), from the spread of the windows."
+)
+
+
+def read(paths: Iterable[Path]) -> list[Line]:
+    """The lines of some records; one that broke off in the middle is left out."""
+    lines: dict[str, Line] = {}
+    for path in paths:
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            # Records of later runs hold those of earlier ones.
+            lines.setdefault(json.dumps(line, sort_keys=True), line)
+    return list(lines.values())
+
+
+def windows_of(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if line["kind"] == WINDOW]
+
+
+def cells(windows: Sequence[Line]) -> list[Line]:
+    """The table, by clients and acceptance."""
+    places = sorted({(w["c"], w["accept"]) for w in windows if w["server"] == plan.LIVE})
+    return [_cell(windows, *place) for place in places]
+
+
+def _cell(windows: Sequence[Line], clients: int, accept: float) -> Line:
+    mine = [each for each in windows if each["c"] == clients]
+    fleet = _fullest(
+        each for each in mine if each["server"] == plan.LIVE and each["accept"] == accept
+    )
+    mine = [each for each in mine if each["fleet"] == fleet]
+    figures = {
+        plan.BASE: _rates(mine, plan.BASE),
+        plan.ON: _rates(mine, plan.ON, accept),
+        plan.OFF: _rates(mine, plan.OFF),
+        plan.DEFAULT: _rates(mine, plan.DEFAULT, accept),
+        plan.SPECSERVE: _rates(mine, plan.SPECSERVE, accept),
+    }
+    means = {arm: statistics.fmean(each) if each else None for arm, each in figures.items()}
+    steered = [each for each in mine if (each["arm"], each["accept"]) == (plan.SPECSERVE, accept)]
+    held = max((plan.ON, plan.OFF), key=lambda arm: means[arm] or 0.0)
+    ratio = _over(means[plan.SPECSERVE], means[held])
+    spread = [_relative_error(figures[arm]) for arm in (plan.SPECSERVE, held)]
+    stderr = (
+        None
+        if ratio is None or None in spread
+        else ratio * sum(each**2 for each in spread if each is not None) ** 0.5
+    )
+    return {
+        "c": clients,
+        "accept": accept,
+        "repeats": len(figures[plan.SPECSERVE]),
+        **{arm: _rounded(value, 1) for arm, value in means.items()},
+        "stderr": _rounded(stderr, 4),
+        "ratio": _rounded(ratio, 4),
+        "ratioToBase": _rounded(
+            _over(means[plan.SPECSERVE], _most(means[plan.ON], means[plan.BASE])), 4
+        ),
+        "windows": {arm: len(each) for arm, each in figures.items()},
+        "drafted": _rounded(_mean(each["drafted"] for each in steered), 3),
+        "switches": sum(each["switches"] for each in steered),
+        "settledSeconds": _rounded(_mean(each["settledSeconds"] for each in steered), 2),
+        "lost": sum(each["lost"] for each in mine if each["accept"] in (accept, None)),
+        "fleet": fleet,
+    }
+
+
+def _fullest(windows: Iterable[Line]) -> str:
+    """The start of the servers that has most windows of the policy, then of all."""
+    counts: dict[str, tuple[int, int]] = {}
+    for window in windows:
+        steered, all_of_them = counts.get(window["fleet"], (0, 0))
+        is_steered = window["arm"] == plan.SPECSERVE
+        counts[window["fleet"]] = (steered + is_steered, all_of_them + 1)
+    return max(counts, key=lambda fleet: counts[fleet])
+
+
+def _rates(windows: Iterable[Line], arm: str, accept: float | None = None) -> list[float]:
+    return [
+        each["tokensPerSecond"]
+        for each in windows
+        if each["arm"] == arm and accept in (None, each["accept"])
+    ]
+
+
+def _relative_error(rates: Sequence[float]) -> float | None:
+    if len(rates) < 2:
+        return None
+    return statistics.stdev(rates) / len(rates) ** 0.5 / statistics.fmean(rates)
+
+
+def _over(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _most(*values: float | None) -> float | None:
+    # Without both nothing can be said.
+    return None if None in values else max(each for each in values if each is not None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def document(lines: Sequence[Line], missing: Sequence[str] = ()) -> Line:
+    """The whole result.
+
+    Args:
+        lines: Of one kind of machine and one parallel size.
+        missing: What was planned and not measured.
+    """
+    windows = windows_of(lines)
+    table = cells(windows)
+    used = {each["fleet"] for each in table}
+    fleets = [line for line in lines if line["kind"] == FLEET and line["id"] in used]
+    last = fleets[-1]
+    return {
+        "benchmark": BENCHMARK,
+        **{key: last[key] for key in ("gpu", "tp", "link", "sglang", "at", "machine", "versions")},
+        "simulated": any(each["simulated"] for each in fleets),
+        "how": HOW,
+        "curve": last["curve"],
+        "traffic": last["traffic"],
+        "windowSeconds": last["windowSeconds"],
+        "fleets": [
+            {key: each[key] for key in ("id", "at", "gpu", "started", "failed")} for each in fleets
+        ],
+        "missing": list(missing),
+        "cells": table,
+    }
+
+
+def file_name(result: Mapping[str, Any]) -> str:
+    """The name of a result's file."""
+    kind = "simulated" if result["simulated"] else result["gpu"].split()[-1].lower()
+    link = f"-{result['link']}" if result["tp"] > 1 else ""
+    return f"{BENCHMARK}-{kind}-tp{result['tp']}{link}.json"
+
+
+def main() -> None:
+    cli = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    cli.add_argument("records", type=Path, nargs="+")
+    cli.add_argument("--out", type=Path, default=report.BUILD)
+    options = cli.parse_args()
+    lines = read(options.records)
+    result = document(lines, plan.missing(windows_of(lines)))
+    path = options.out / file_name(result)
+    report.write(result, path)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What is measured on the GPU, in which order, and what fits into the time that is left.
+
+A block is one load: some windows of each arm under a number of clients and an acceptance. Blocks
+come in the order of their importance, each of live windows after the other of the same number of
+clients, so that the load need not be built up anew. Whatever a block lacks is measured by the next
+run that continues it; no block is shared by two starts of the servers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+ON, OFF, SPECSERVE = "on", "off", "specserve"
+BASE, DEFAULT = "base", "engineDefault"
+LIVE = "live"
+"""The server of the arms on, off and specserve; the other arms have one of their own name."""
+
+CLIENTS = (250, 70, 1, 32, 10)
+ACCEPTS = (2.5, 3.5, 1.0)
+DEFAULT_ACCEPT = 2.5
+"""The acceptance at which the engine's own table is measured."""
+
+SURE_CLIENTS = 32
+"""Up to so many clients, on is far above off wherever drafts are accepted."""
+MAIN_ARMS = (OFF, ON, SPECSERVE, SPECSERVE, SPECSERVE)
+"""The policy takes over from on: off, it would not see what is accepted before it may look."""
+
+LOAD_SECONDS = 2.5
+"""From the first request of a load to a steady batch."""
+HELD_SECONDS = 0.8
+"""From an order to the first window under it."""
+START_SECONDS = 2.0
+"""What `specserve local` takes to its first order and to its end, about."""
+QUIET_SECONDS, LEAST_SECONDS, MOST_SECONDS = 3.0, 4.0, 12.0
+"""The policy has settled once the steps have not changed for so long; since its first order the
+least and the most that this may take."""
+SETTLING_SECONDS = 5.5
+"""What it takes, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Windows under one load.
+
+    Attributes:
+        server: Which one is asked.
+        clients: Requests in flight.
+        accept: Tokens won per round while drafting; None where it does not matter.
+        arms: The arm of each window, in order.
+    """
+
+    server: str
+    clients: int
+    accept: float | None
+    arms: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        accept = "" if self.accept is None else f" at acceptance {self.accept:g}"
+        return f"{self.server} with {self.clients} clients{accept}"
+
+    def left(self, windows: Iterable[Mapping[str, Any]], fleet: str) -> tuple[str, ...]:
+        """The arms of windows that are still to be measured.
+
+        Args:
+            windows: All that were measured.
+            fleet: The start of the servers that would measure them.
+        """
+        counts: dict[str, Counter[str]] = {fleet: Counter()}
+        for window in windows:
+            if (window["server"], window["c"], window["accept"]) == (
+                *(self.server, self.clients, self.accept),
+            ):
+                counts.setdefault(window["fleet"], Counter())[window["arm"]] += 1
+        wanted = Counter(self.arms)
+        if any(count >= wanted for count in counts.values()):
+            return ()
+        done, left = counts[fleet], []
+        for arm in self.arms:
+            if done[arm] > 0:
+                done[arm] -= 1
+            else:
+                left.append(arm)
+        return tuple(left)
+
+
+def live(clients: int, accept: float) -> Block:
+    """The block of one cell.
+
+    The more windows of on, the closer it may be to off; where no draft is accepted one shows how
+    far below off it is.
+    """
+    on = 0 if accept <= 1 else 1 if clients <= SURE_CLIENTS else 2
+    return Block(LIVE, clients, accept, (*MAIN_ARMS, *(ON,) * on))
+
+
+def plain(clients: int, windows: int) -> Block:
+    """Windows of the server without a draft."""
+    return Block(BASE, clients, None, (BASE,) * windows)
+
+
+def default(clients: int, windows: int) -> Block:
+    """Windows of the server with the engine's own table."""
+    return Block(DEFAULT, clients, DEFAULT_ACCEPT, (DEFAULT,) * windows)
+
+
+def blocks(
+    clients: Sequence[int] = CLIENTS, accepts: Sequence[float] = ACCEPTS, *, own_table: bool = True
+) -> list[Block]:
+    """All blocks in the order of their importance.
+
+    First the cells, each number of clients with a window of the server without a draft; then the
+    second windows of that and the first of the engine's own table; then the third and second.
+    """
+    found: list[Block] = []
+    for each in clients:
+        found += [live(each, accept) for accept in accepts]
+        found.append(plain(each, 1))
+    for again in (1, 2):
+        for each in clients:
+            found.append(plain(each, again + 1))
+            if own_table:
+                found.append(default(each, again))
+    return found
+
+
+def missing(
+    windows: Sequence[Mapping[str, Any]], planned: Iterable[Block] | None = None
+) -> list[str]:
+    """What was planned and was not measured by any start of the servers, in words."""
+    fleets = {window["fleet"] for window in windows} or {""}
+    found = []
+    for block in blocks() if planned is None else planned:
+        left = min((block.left(windows, fleet) for fleet in fleets), key=len)
+        if left:
+            words = ", ".join(f"{count} x {arm}" for arm, count in Counter(left).items())
+            found.append(f"{block.name}: {words}")
+    return found
+
+
+def seconds(arms: Sequence[str], window: float) -> float:
+    """How long windows under one load take, the load itself running."""
+    total = 0.0
+    for arm, each in groupby(arms):
+        total += len(list(each)) * window + {
+            ON: HELD_SECONDS,
+            OFF: HELD_SECONDS,
+            SPECSERVE: START_SECONDS + SETTLING_SECONDS,
+        }.get(arm, 0.0)
+    return total
+
+
+def fitting(arms: Sequence[str], window: float, left: float) -> tuple[str, ...]:
+    """As many of the next windows as fit into so many seconds."""
+    count = len(arms)
+    while count and seconds(arms[:count], window) > left:
+        count -= 1
+    return tuple(arms[:count])

@@ -1,0 +1,103 @@
+"""A SpecServe from a file is judged as a real API server judges it, on the same cases."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specserve import document, rules, schema
+from tests.golden.render import cases
+
+REJECTED = sorted((Path(__file__).parents[1] / "integration" / "rejected").glob("*.yaml"))
+MINIMAL = {
+    "kind": "SpecServe",
+    "metadata": {"name": "chat"},
+    "spec": {"model": {"source": "hf://a/b"}},
+}
+
+
+def text(**spec):
+    return yaml.safe_dump(MINIMAL | {"spec": MINIMAL["spec"] | spec})
+
+
+def every(node):
+    yield from node.get("x-kubernetes-validations", ())
+    children = [*node.get("properties", {}).values(), node.get("items")]
+    for child in [*children, node.get("additionalProperties")]:
+        if isinstance(child, dict):
+            yield from every(child)
+
+
+def test_every_rule_of_the_schema_has_a_judge_and_no_judge_is_left_over():
+    [version] = schema.document()["spec"]["versions"]
+    written = {rule["rule"] for rule in every(version["schema"]["openAPIV3Schema"])}
+    assert written == set(rules.JUDGES)
+
+
+@pytest.mark.parametrize("path", cases().values(), ids=lambda path: path.stem)
+def test_what_the_server_accepts_is_read(path):
+    assert document.read(path.read_text(encoding="utf-8")).spec.model.source
+
+
+#: What the server says of types and bounds; pydantic has other words for them.
+STRUCTURAL = ("should be", "should match", "must be of type", "supported values", "Required")
+
+
+@pytest.mark.parametrize("path", REJECTED, ids=lambda path: path.stem)
+def test_what_the_server_refuses_is_refused_with_the_field_and_its_words(path):
+    body = path.read_text(encoding="utf-8")
+    field, message = (line.split(": ", 1)[1] for line in body.splitlines()[:2])
+    with pytest.raises(document.BadDocument) as caught:
+        document.read(body)
+    assert field in str(caught.value)
+    if not message.startswith(STRUCTURAL):
+        assert message in str(caught.value)
+
+
+def test_numbers_of_a_rule_are_in_its_words():
+    with pytest.raises(document.BadDocument) as caught:
+        document.read(text(policy={"threshold": {"offAbove": 40, "onBelow": 50}}))
+    assert str(caught.value) == (
+        "spec.policy.threshold.onBelow: onBelow (50) must be below offAbove (40)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"polcy": {}}, "spec.polcy"),
+        ({"policy": {"treshold": {}}}, "spec.policy.treshold"),
+        ({"policy": {"tiers": [{"minBatch": 1, "step": 3, "steps": 3}]}}, "spec.policy.tiers[0]"),
+    ],
+)
+def test_a_misspelt_field_is_no_field_left_out(spec, field):
+    with pytest.raises(document.BadDocument, match="unknown field") as caught:
+        document.read(text(**spec))
+    assert field in str(caught.value)
+
+
+def test_what_is_handed_on_to_the_pod_has_fields_of_its_own():
+    given = {"affinity": {"nodeAffinity": {"anything": 1}}, "labels": {"a": "b"}}
+    assert document.read(text(pod=given)).spec.pod.labels == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("a: [", "no YAML"),
+        ("kind: Pod", "0 objects of kind SpecServe"),
+        ("kind: SpecServe\n---\nkind: SpecServe", "2 objects of kind SpecServe"),
+        ("kind: SpecServe\nspec: 3", "spec"),
+    ],
+)
+def test_a_file_without_one_specserve_is_refused(body, why):
+    with pytest.raises(document.BadDocument, match=why):
+        document.read(body)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [("64Gi", 2**36), ("1500m", 1.5), ("2e3", 2000), ("0.8", 0.8), (3, 3), ("1E", 10**18)],
+)
+def test_quantities(words, value):
+    assert float(rules.quantity(words)) == value

@@ -1,0 +1,218 @@
+"""`specserve local` beside simulated engines, as processes: flips, restarts, endings."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.cluster import claims
+from tests.wire.local_box import TOKEN, at, decisions, engine, local, manifest
+
+TABLE = [{"minBatch": 1, "steps": 3}, {"minBatch": 21, "steps": 0}]
+
+
+@pytest.fixture
+async def one(tmp_path):
+    async with engine(tmp_path) as running:
+        yield running
+
+
+def is_off(state):
+    return state["mode"] == "off"
+
+
+def is_on(state):
+    return state["mode"] == "on"
+
+
+# -- the policy -----------------------------------------------------------------------------
+
+
+async def test_threshold_flips_with_the_load_and_tells_both_outcomes(one, tmp_path):
+    log = tmp_path / "decisions.jsonl"
+    async with local(tmp_path, manifest(), *at(one), "--log", str(log)) as box:
+        await one.until(is_on)
+        await box.line("box-0 switched: on, confirmed by the engine")
+        await one.show(30)
+        await box.line("box-0 decides: off: 30 in flight above 20")
+        state = await one.until(is_off)
+        await box.line("box-0 switched: off, confirmed by the engine")
+        assert state["lease"]["holder"].startswith("local/")
+        assert state["lease"]["remainingSeconds"] > 10
+        await one.show(2)
+        await box.line("box-0 switched: on")
+        await one.until(is_on)
+        assert await box.end() == 0
+    entries = decisions(log)
+    assert [entry["mode"] for entry in entries if entry["what"] in {"first", "mode"}] == [
+        *("On", "Off", "On"),
+    ]
+    off = next(entry for entry in entries if entry["mode"] == "Off")
+    assert set(off) == {
+        *("time", "pod", "what", "mode", "code", "reason", "setting", "probe", "numbers")
+    }
+    assert off["numbers"]["running"] == 30.0
+
+
+async def test_break_even_goes_by_what_the_traffic_accepts(one, tmp_path):
+    cr = manifest(strategy="BreakEven", breakEven={"profile": "h200-a"})
+    async with local(tmp_path, cr, *at(one)) as box:
+        await box.line("break-even curve: profile h200-a")
+        async with one.asked(24, accept=1.05):
+            await box.line("decides: off: acceptance 1.0", "below break-even")
+            await one.until(is_off)
+        async with one.asked(2, accept=3.8):
+            await one.until(lambda state: not is_off(state), seconds=90)
+        assert await box.end() == 0
+
+
+async def test_a_curve_from_a_file_stands_for_the_config_map(one, tmp_path):
+    curve = tmp_path / "curve.json"
+    cells = [{"batch": batch, "steps": 3, "ratio": 9.0} for batch in (1, 256)]
+    curve.write_text(json.dumps({"provenance": {"source": "made up"}, "cells": cells}))
+    cr = manifest(strategy="BreakEven", breakEven={"curveConfigMap": "mine"})
+    async with local(tmp_path, cr, *at(one), "--curve", str(curve)) as box:
+        await box.line(f"break-even curve: file {curve}: made up")
+        async with one.asked(2, accept=2.0):
+            await box.line("decides: off: ")
+            await one.until(is_off)
+        assert await box.end() == 0
+
+
+async def test_two_engines_that_share_an_identity_are_told_apart(tmp_path):
+    async with engine(tmp_path) as first, engine(tmp_path) as second:
+        await second.show(30)
+        async with local(tmp_path, manifest(), *at(first, second)) as box:
+            await first.until(is_on)
+            await second.until(is_off)
+            assert await box.end() == 0
+
+
+# -- engines that come and go ------------------------------------------------------------------
+
+
+async def test_an_engine_that_is_away_is_held_and_said_and_goes_on_when_it_is_back(one, tmp_path):
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        before = await one.until(is_on)
+        await one.behave(
+            faults=[{"side": side, "kind": "refuse"} for side in ("serving", "admin")]
+        )
+        await box.line("box-0 warning: Engine", "its mode is left as it is")
+        await one.show(30)  # heals, too
+        await box.line("box-0 well: it answers and takes orders")
+        after = await one.until(is_off)
+        assert after["bootID"] == before["bootID"]
+        assert await box.end() == 0
+
+
+async def test_an_engine_that_comes_back_as_another_process_and_identity_is_taken_on(tmp_path):
+    ports = {"port": claims.port(), "admin": claims.port()}
+    where = ",".join(f"http://127.0.0.1:{port}" for port in ports.values())
+    async with local(tmp_path, manifest(), "--engine", where) as box:
+        await box.line("box-0 warning: EngineConnectionRefused")  # it is not there yet
+        async with engine(tmp_path, uid="before", **ports) as first:
+            await first.until(is_on)
+        await box.line("box-0 warning: Engine")
+        async with engine(tmp_path, uid="after", **ports) as second:
+            await second.until(is_on)
+            assert await box.end() == 0
+
+
+async def test_a_token_that_does_not_fit_is_said(one, tmp_path):
+    async with local(tmp_path, manifest(), *at(one), "--token-file", "/dev/null") as box:
+        assert await box.ended() == 2
+    assert any("--token-file: the plugin's token is needed" in line for line in box.lines)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("sesame")
+    async with local(tmp_path, manifest(), *at(one), "--token-file", str(wrong)) as box:
+        await box.line("box-0 warning: Unauthorized")
+        assert await box.end() == 0
+
+
+# -- endings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_ended_it_leaves_the_engine_in_the_fallback_at_once(one, tmp_path, number):
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        await one.until(is_on)
+        assert await box.end(number) == 0
+        state = await one.read()
+    assert (state["mode"], state["tiers"]) == ("tiers", TABLE)
+    assert state["lease"]["remainingSeconds"] <= 5
+    assert any("box-0 note: left in its fallback: by batch" in line for line in box.lines)
+    # Nobody renews it: five seconds later the engine is free, and does the same.
+    state = await one.until(lambda state: not state["lease"]["remainingSeconds"])
+    assert (state["mode"], state["tiers"]) == ("tiers", TABLE)
+
+
+async def test_killed_it_leaves_the_engine_to_its_lease(one, tmp_path):
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        before = await one.until(is_on)
+        box.process.kill()
+        await box.ended()
+        state = await one.until(lambda state: state["mode"] == "tiers")
+    assert state["tiers"] == TABLE
+    assert state["lease"]["expirations"] == 1
+    assert state["epoch"] == before["epoch"] + 1
+
+
+async def test_an_engine_that_cannot_be_told_at_the_end_is_named(one, tmp_path):
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        await one.until(is_on)
+        await one.behave(faults=[{"side": "admin", "kind": "refuse"}])
+        assert await box.end() == 1
+    assert any("it takes the fallback when its lease is over" in line for line in box.lines)
+
+
+# -- state -------------------------------------------------------------------------------------
+
+
+async def test_what_the_policy_remembers_outlives_a_kill(one, tmp_path):
+    cr = manifest(dwellOffSeconds=600)
+    async with local(tmp_path, cr, *at(one)) as box:
+        await one.until(is_on)
+        await one.show(30)
+        before = await one.until(is_off)
+        await box.line("switched: off")
+        box.process.kill()
+        await box.ended()
+    kept = json.loads((tmp_path / "state" / "state.json").read_text())
+    assert kept["engines"][one.url]["memory"]["mode"] == "Off"
+    assert TOKEN not in json.dumps(kept)
+    await one.show(2)
+    async with local(tmp_path, cr, *at(one)) as box:
+        # The dwell goes on: a process that remembers nothing would begin with on.
+        await box.line("decides: hold off: 2 in flight below 10, dwell", "of 600 s left")
+        after = await one.read()
+        assert is_off(after)
+        assert after["epoch"] >= before["epoch"]
+        assert after["lease"]["holder"] == before["lease"]["holder"]
+        assert await box.end() == 0
+
+
+async def test_a_state_that_is_none_is_kept_aside_and_begun_anew(one, tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "state.json").write_text('{"schema": "somebody.else/v9"}')
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        await box.line("warning: ", "is no state of this version (schema:", "all begins anew")
+        await one.until(is_on)
+        assert await box.end() == 0
+    (aside,) = folder.glob("state.json.*")
+    assert json.loads(aside.read_text()) == {"schema": "somebody.else/v9"}
+    assert json.loads((folder / "state.json").read_text())["schema"] == "specserve.dev/local-v1"
+
+
+async def test_two_on_one_state_are_one_too_many(one, tmp_path):
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        await one.until(is_on)
+        async with local(tmp_path, manifest(), *at(one)) as second:
+            assert await second.ended() == 2
+        assert any(
+            f"process {box.process.pid} steers with this state" in line for line in second.lines
+        )
+        assert is_on(await one.read())
+        assert await box.end() == 0
