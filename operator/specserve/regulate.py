@@ -104,6 +104,9 @@ class Regulator:
         holder: The installation's name in directives.
         samples_per_second: Most load readings a second; above it all periods stretch alike.
         read_back_seconds: Longest time between two read-backs of one engine.
+        resumes: Whether what an engine does when it is first heard of is gone on with, as another
+            process of ours has ordered it; else it is decided on as for a new engine, unless
+            `observe` was given a memory.
         changed: Told a SpecServe whose engines report something new.
         notice: Told what is worth an event.
         decided: Told each decision that differs from the one before it.
@@ -126,6 +129,7 @@ class Regulator:
         stretched: Callable[[float], None] = lambda _: None,
         samples_per_second: float = 800.0,
         read_back_seconds: float = 10.0,
+        resumes: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -139,6 +143,7 @@ class Regulator:
         self._stretched = stretched
         self._budget = samples_per_second
         self._read_back = read_back_seconds
+        self._resumes = resumes
         self._clock = clock
         self._wall = wall
         self._targets: dict[Key, Target] = {}
@@ -582,7 +587,8 @@ class Regulator:
         tabled = answer.get("mode") == "tiers"
         if first and not tabled:
             steered.shown = directive.is_on(answer)
-        if first and steered.memory.mode is None and steered.epoch > 0:
+        unknown = first and steered.memory.mode is None
+        if unknown and steered.epoch > 0 and self._resumes:
             since = None
             if target.last_switch is not None:
                 since = now - max(0.0, self._wall() - target.last_switch)

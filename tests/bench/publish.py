@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.bench import flip_latency, regret, report, startup
+from tests.gpu import cells as gpu_cells
+from tests.gpu import show as gpu_show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +78,7 @@ def publish(build: Path, docs: Path) -> list[Path]:
     Results of other benchmarks are left alone: they have pages of their own making.
     """
     docs.mkdir(parents=True, exist_ok=True)
-    written = [*_benchmarks(build / "bench", docs)]
+    written = [*_benchmarks(build / "bench", docs), *_gpus(build / "bench", docs)]
     written += _records(build / "engine", docs, "", _is_of_engine)
     written += _records(build / "e2e", docs, END_TO_END, _is_end_to_end)
     if written:
@@ -96,6 +98,28 @@ def _benchmarks(build: Path, docs: Path) -> Iterator[Path]:
         yield written
         if name in PICTURES:
             yield from PICTURES[name](json.loads(text), docs / f"{name}.png")
+
+
+def _gpus(build: Path, docs: Path) -> Iterator[Path]:
+    """The results of GPUs, one file for each kind and number of them, and one page of all."""
+    new = []
+    for file in sorted(build.glob(f"{gpu_cells.BENCHMARK}-*.json")):
+        text = file.read_text(encoding="utf-8")
+        if json.loads(text)["simulated"]:
+            print(f"{file}: of simulated engines, so this is no result", file=sys.stderr)
+            continue
+        (docs / file.name).write_text(text, encoding="utf-8")
+        new.append(docs / file.name)
+    if not new:
+        return
+    yield from new
+    files = sorted(docs.glob(f"{gpu_cells.BENCHMARK}-*.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    written = docs / f"{gpu_cells.BENCHMARK}.md"
+    links = ", ".join(f"[{file.name}]({file.name})" for file in files)
+    written.write_text(gpu_show.render(results) + f"\nAll numbers: {links}.\n", encoding="utf-8")
+    yield written
+    yield from gpu_show.plot(results, docs / f"{gpu_cells.BENCHMARK}.png")
 
 
 def _records(

@@ -33,7 +33,7 @@ from specserve_engine.sglang import upstream
 from tests.bench import report
 from tests.cluster import packages as debian
 from tests.cluster.progress import Progress
-from tests.engine import environment, faults, measure, secrecy, trained
+from tests.engine import commands, environment, faults, measure, secrecy, trained
 from tests.engine.client import connected
 from tests.engine.install import REPOSITORY
 from tests.engine.launch import rendered
@@ -180,6 +180,8 @@ class Trial:
             await secrecy.hidden(server, engine, launch)
         with case("SGLang's own route gives no orders"):
             record["setInternalState"] = await secrecy.guarded(engine, launch)
+        with tempfile.TemporaryDirectory() as folder:
+            await self.commanded(commands.Box(engine, launch, Path(folder)))
         with case("contract"):
             record["contract"] = await contract(launch.address, OUT / f"{self.plan.name}.xml")
             assert record["contract"]["failed"] == 0, record["contract"]
@@ -204,6 +206,17 @@ class Trial:
         with case("stop under streams"):
             record["faults"]["sigterm"], stale = await faults.stopped(server, engine, streams)
         return stale
+
+    async def commanded(self, box: commands.Box) -> None:
+        """Try the commands. Whoever steers an engine is left alone by them, so before others."""
+        with self.cases("doctor"):
+            self.record["doctor"] = await commands.doctor(box)
+        if self.plan.ranks > 1:
+            return
+        with self.cases("bench"):
+            self.record["bench"] = await commands.bench(box)
+        with self.cases("calibrate"):
+            self.record["calibrate"] = await commands.calibrate(box)
 
     async def deadly(self, server: Server, engine: Engine, stale: dict[str, Any]) -> None:
         """Try what a new process makes of old orders, and then kill it."""

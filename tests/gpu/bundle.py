@@ -1,6 +1,6 @@
 """Packs what SGLang 0.5.16 needs on a GPU host without a network.
 
-    python -m tests.gpu.bundle PAIR [--out .gpu] [--wheels FOLDER]
+    python -m tests.gpu.bundle PAIR [--out .gpu] [--wheels FOLDER] [--kernels FOLDER]
 
 PAIR is a folder of `tests.engine.pair --shape gpu`. The host is to have Python 3.12, torch 2.11
 with CUDA 13 and its compiler, triton, aiohttp, numba, numpy, prometheus-client, psutil, pytest
@@ -173,6 +173,11 @@ def main() -> None:
     cli.add_argument("pair", type=Path)
     cli.add_argument("--out", type=Path, default=Path(".gpu"))
     cli.add_argument("--wheels", type=Path, help="folder that keeps the downloads")
+    cli.add_argument(
+        "--kernels",
+        type=Path,
+        help="kernels that SGLang would compile on the host, as they lie in TVM_FFI_CACHE_DIR",
+    )
     options = cli.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -189,6 +194,8 @@ def main() -> None:
         (options.out / name).mkdir(exist_ok=True)
         (options.out / name / "config.json").write_text(json.dumps(config, indent=1))
     shutil.copytree(options.pair, options.out / "pair", dirs_exist_ok=True)
+    if options.kernels is not None:
+        shutil.copytree(options.kernels, options.out / "kernels", dirs_exist_ok=True)
     size = sum(file.stat().st_size for file in options.out.rglob("*") if file.is_file())
     print(f"{options.out}: {size / 1e6:.1f} MB")
 

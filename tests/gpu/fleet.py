@@ -40,7 +40,7 @@ CAPACITY = 256
 CACHE_TOKENS = 160_000
 """Room for 256 requests of 128 and 256 tokens, and for what is reserved; all servers fit beside
 one another on 141 GB: 16 GB of weights and 21 GB of cache each."""
-START_SECONDS = 300.0
+START_SECONDS = 240.0
 
 
 def specification(bundle: Path, steps: Sequence[int], tensor_parallel: int) -> dict[str, Any]:
@@ -134,6 +134,7 @@ def rendered(
                 names.ENV_CREDENTIALS_DIR: str(host.credentials),
                 "SGLANG_SIMULATE_ACC_LEN": "-1" if name == plan.BASE else "1",
                 simulated_acceptance.VARIABLE: str(host.home / "acceptance"),
+                "TVM_FFI_CACHE_DIR": str(host.kernels(f"tvm-{name}")),
                 **(variables or {}),
             },
         ),

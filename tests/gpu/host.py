@@ -61,10 +61,23 @@ class Host:
                 check=False,
             )
             stamp.write_text(now)
+        self.kernels("tvm")
         install(self.home / "plugin")
-        entry_point(self.home / "acceptance", ACCEPTANCE, f"{ACCEPTANCE}:register")
+        entry_point(self.home / "acceptance-plugin", ACCEPTANCE, f"{ACCEPTANCE}:register")
         distribution(self.home / "operator", REPOSITORY)
         mount_credentials(self.credentials, TOKEN)
+
+    def kernels(self, name: str) -> Path:
+        """Return a cache of compiled kernels with those of the bundle in it.
+
+        SGLang does not lock the file of a kernel against others that load it while it is written,
+        so servers that start together have one each.
+        """
+        cache, compiled = self.home / "cache" / name, self.bundle / "kernels"
+        cache.mkdir(parents=True, exist_ok=True)
+        if compiled.is_dir():
+            shutil.copytree(compiled, cache, dirs_exist_ok=True)
+        return cache
 
     def path(self) -> list[Path]:
         """Return what a program beside the servers has on its PYTHONPATH."""
@@ -83,12 +96,12 @@ class Host:
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         path = [self.site]
         path += install(self.home / "plugin") if live else []
-        path += [PLUGINS, self.home / "acceptance"] if acceptance else []
+        path += [PLUGINS, self.home / "acceptance-plugin"] if acceptance else []
         return {
             **environ,
             "CUDA_HOME": str(compiler.parents[1]),
             "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "TVM_FFI_CACHE_DIR": str(self.home / "cache/tvm"),
+            "TVM_FFI_CACHE_DIR": str(self.kernels("tvm")),
             "TRITON_CACHE_DIR": str(self.home / "cache/triton"),
             "HF_HUB_OFFLINE": "1",
             "SGLANG_ENABLE_JIT_DEEPGEMM": "0",

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from tests.engine.client import Engine
 
 PROMPT, TOKENS = 128, 256
-INTERVAL = 16
+VOCABULARY = 1_000, 30_000
+"""Between these, every token id is one like any other."""
+INTERVAL = 8
 """Tokens that a stream has come at a time: thousands of clients' events a second would be a load
 of their own."""
 SPREAD = 97
@@ -75,7 +77,7 @@ class Clients:
         tokens = 1 + number * SPREAD % TOKENS
         while True:
             # No cache has seen it.
-            prompt = [self._random.randrange(1_000, 30_000) for _ in range(PROMPT)]
+            prompt = [self._random.randrange(*VOCABULARY) for _ in range(PROMPT)]
             stream = Stream(self.tally)
 
             def heard(count: int, stream: Stream = stream) -> None:

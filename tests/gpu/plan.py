@@ -33,7 +33,9 @@ MAIN_ARMS = (OFF, ON, SPECSERVE, SPECSERVE, SPECSERVE)
 
 LOAD_SECONDS = 2.5
 """From the first request of a load to a steady batch."""
-HELD_SECONDS = 0.8
+WARM_SECONDS = 2.0
+"""Under each arm before the first window of a server: kernels are compiled at their first use."""
+HELD_SECONDS = 1.0
 """From an order to the first window under it."""
 START_SECONDS = 2.0
 """What `specserve local` takes to its first order and to its end, about."""

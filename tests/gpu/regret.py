@@ -77,6 +77,7 @@ class Regret:
         self.blocks = plan.blocks(options.clients, options.accepts, own_table=options.tp == 1)
         self.acceptance = self.home / "acceptance"
         self.place: _Place | None = None
+        self.warm: set[str] = set()
         self._stack = AsyncExitStack()
 
     @property
@@ -124,6 +125,8 @@ class Regret:
     async def _servers(self) -> None:
         if await self.fleet.take_over():
             self.say(f"servers of start {self.fleet.id} are still up")
+            windows = cells.windows_of(self.lines)
+            self.warm |= {each["server"] for each in windows if each["fleet"] == self.fleet.id}
             return
         await self.fleet.start(min(fleet.START_SECONDS, self.left))
         async with connected(self.fleet.launches[plan.LIVE].address) as engine:
@@ -188,6 +191,9 @@ class Regret:
             await self._accept(engine, block)
             load = await self._stack.enter_async_context(Clients(engine, block.clients))
             place = self.place = _Place(self, block, engine, load)
+            if block.server not in self.warm:
+                await place.warm_up()
+                self.warm.add(block.server)
             await asyncio.sleep(plan.LOAD_SECONDS)
         else:
             await self._accept(place.engine, block)
@@ -266,6 +272,14 @@ class _Place:
         self.window: float = run.options.window
         self.hand = Hand(run.home, self._specification(), engine)
         self._writing: list[asyncio.Task[None]] = []
+
+    async def warm_up(self) -> None:
+        """Have a server do all that it will do, untimed."""
+        orders = list(ORDERS.values()) if self.block.server == plan.LIVE else [None]
+        for order in orders:
+            if order is not None:
+                await self.hand.hold(order, plan.WARM_SECONDS)
+            await asyncio.sleep(plan.WARM_SECONDS)
 
     async def windows(self, arm: str, count: int) -> None:
         """Measure windows of one arm, one after another."""

@@ -137,6 +137,15 @@ def test_an_arm_that_brought_nothing_has_no_ratio():
     assert report["summary"] == ["on: 1 lost: HTTP 500"]
 
 
+def test_of_many_reasons_the_commonest_are_said_and_the_others_counted():
+    told = [outcome(problem=f"{n} tokens are too many") for n in range(100)]
+    table = {1: {"on": Figures.of([Visit(1.0, [*told, *[outcome(problem="cut off")] * 9])])}}
+    report = document(table, at="", settings={}, servers={}, complete=True, version="0")
+    assert report["summary"][0] == "on: 9 lost: cut off"
+    assert report["summary"][-1] == "on: 96 more lost, for 96 other reasons"
+    assert len(report["levels"][0]["arms"]["on"]["problems"]) == 101
+
+
 def test_a_narrow_terminal_loses_no_digit(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     table = {10: {"server": figures(123456)}}

@@ -23,7 +23,7 @@ def beginnings(prompts, count, characters=16):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda **more: RandomIds(128, Random(1), **more),
+        lambda **more: RandomIds(128, Random(1), ids=range(1000), **more),
         lambda **more: Written("coding", built_in(), Random(1), **more),
         lambda **more: Written("ids", [Prompt(ids=(1, 2, 3))], Random(1), **more),
     ],
@@ -34,7 +34,7 @@ def test_every_prompt_begins_with_something_new_unless_sharing_is_asked_for(make
 
 
 def test_random_prompts_have_their_length_and_differ_when_shared():
-    prompts = RandomIds(100, Random(1), shared=True)
+    prompts = RandomIds(100, Random(1), ids=range(1000), shared=True)
     first, second = prompts.draw().ids, prompts.draw().ids
     assert len(first) == len(second) == 100
     assert first[:50] == second[:50]

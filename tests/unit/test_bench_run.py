@@ -132,6 +132,15 @@ async def test_a_picture_is_drawn(credentials, tmp_path):
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
+async def test_what_was_measured_is_printed_if_the_disk_is_full(credentials, capsys):
+    async with engine_at(credentials) as running:
+        given = ("--levels", "1", "--max-new-tokens", 16, "--json", "/dev/full")
+        assert await bench(running, *given) == 2
+    printed = capsys.readouterr()
+    assert "--json: /dev/full: No space left on device" in printed.err
+    assert json.loads(printed.out[printed.out.index("{") :])["complete"]
+
+
 async def test_an_interrupted_run_reports_what_it_has_and_puts_the_mode_back(
     credentials, tmp_path
 ):
@@ -189,12 +198,53 @@ async def test_a_server_that_dies_under_streams_loses_them_and_is_said_to(
     assert "4 lost" in capsys.readouterr().out
 
 
+async def test_a_server_that_is_gone_is_said_before_the_mode_that_was_not_put_back(
+    credentials, capsys
+):
+    async with engine_at(credentials) as running:
+        given = ("--flip", "--levels", "1,2", "--max-new-tokens", 4000)
+        task = asyncio.create_task(bench(running, *given))
+        await until(lambda: running.engine.loads()[0].used_tokens > 200)
+    assert await task == 2
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert "no connection" in first
+    assert "was not put back" not in first
+    assert last.startswith("specserve: the engine was not put back: ")
+    assert "goes back by itself within 60 s" in last
+
+
+async def test_an_engine_that_was_not_put_back_at_the_end_is_said(credentials):
+    async with Client() as client, contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(engine_at(credentials))
+        place = connection.Connection(running.url, running.admin_url, token=TOKEN)
+
+        async def end_it_meanwhile() -> None:
+            async with steering(client, place) as hand:
+                await hand.apply({"mode": "off", "draftKv": "cold"})
+                await stack.aclose()
+
+        with pytest.raises(NotSteerable, match="was not put back"):
+            await end_it_meanwhile()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"a\nb\n", b"\xff\xfe", "schl\u00fcssel".encode()]
+)
+def test_a_file_that_holds_no_key_is_named(tmp_path, content):
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(BadOption, match=f"--token-file: {file}: not one line"):
+        connection.connection_of(options_of("--url", "h", "--token-file", file), {})
+
+
 async def test_what_cannot_be_measured_is_said_at_once(credentials, capsys):
     async with engine_at(credentials, api_key="user") as running:
         assert await bench(running) == 2
         assert "--api-key-file" in capsys.readouterr().err
         assert await bench(running, "--flip", key="user", token="wrong") == 2
-        assert "--token-file" in capsys.readouterr().err
+        assert "does not fit: give --token-file" in capsys.readouterr().err
+        assert await bench(running, "--flip", key="user", token="") == 2
+        assert "no plugin token was given: give --token-file" in capsys.readouterr().err
         assert await bench(running, "--flip", "--steps", 2, key="user") == 2
         assert "the engine has 1, 3" in capsys.readouterr().err
         assert await bench(running, "--prompts", "nowhere.jsonl", key="user") == 2
@@ -246,6 +296,8 @@ async def test_an_engine_is_put_back_though_its_renewals_failed(credentials, mon
     [
         ("--url", "ftp://host"),
         ("--url", "http://host:port"),
+        ("--url", "http://[::1:30000"),
+        ("--url", "::1:30000"),
         ("--url", ""),
         ("--url", "h", "--admin-url", "x://"),
         ("--url", "h", "--token-file", "/nowhere"),
@@ -273,6 +325,8 @@ def test_the_admin_address_is_beside_the_server_and_keys_stay_hidden(tmp_path):
         ("--levels", "0"),
         ("--levels", "a"),
         ("--levels", ""),
+        ("--levels", "1,10001"),
+        ("--levels", "1" * 5000),
         ("--repeats", "x"),
         ("--id-range", "9"),
         ("--id-range", "9-1"),
@@ -285,7 +339,17 @@ def test_numbers_that_are_none_end_it(given):
 
 @pytest.mark.parametrize(
     "given",
-    [("--max-new-tokens", 0), ("--rounds", -1), ("--seconds", 0), ("--steps", 3)],
+    [
+        ("--max-new-tokens", 0),
+        ("--rounds", -1),
+        ("--seconds", 0),
+        ("--seconds", "nan"),
+        ("--seconds", "inf"),
+        ("--steps", 3),
+        ("--json", "/nowhere/out.json"),
+        ("--plot", "/nowhere/out.png"),
+        ("--json", "/"),
+    ],
 )
 def test_options_that_make_no_sense_are_named(given, capsys):
     assert command.run(options_of("--url", "h", *given)) == 2

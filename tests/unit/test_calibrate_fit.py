@@ -133,6 +133,10 @@ def test_what_an_engine_has_no_room_for_is_said():
     assert room.longest(32, 128) == 10_000 // 32 - 128
     assert Room.of([]).objection(4096, 384) == ""
     assert Room.of([]).longest(1, 128) == 4096
+    short = Room.of([], context=300)
+    assert "a request may have 300 (--context-length)" in short.objection(1, 384)
+    assert short.objection(1, 300) == ""
+    assert short.longest(1, 128) == 172
 
 
 def test_the_mean_batch_is_told_by_the_engines_own_figures():

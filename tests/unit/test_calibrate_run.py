@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import contextlib
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,11 @@ from specserve_sim.launch import running_engine
 from specserve_sim.profile import load_profile
 
 TOKEN = "a-plugin-token"
+PROFILES = sorted(
+    Path(entry.name).stem
+    for entry in (files("specserve_sim") / "profiles").iterdir()
+    if entry.name.endswith(".toml")
+)
 SIZES = (1, 4, 16)
 STEPS = (1, 3)
 
@@ -43,7 +50,7 @@ async def calibrate(running, file, *given):
     return await command.calibrate(options, connection.connection_of(options, environ))
 
 
-@pytest.mark.parametrize("profile", ["h200-a", "h200x2-hostmem"])
+@pytest.mark.parametrize("profile", PROFILES)
 async def test_the_profile_is_recovered_within_five_percent(tmp_path, capsys, profile):
     file = tmp_path / "curve.json"
     async with engine(tmp_path, profile=profile) as running:
@@ -171,6 +178,17 @@ async def test_an_engine_is_steered_in_the_name_of_who_has_let_go_of_it(tmp_path
         assert (after["mode"], after["lease"]["holder"]) == ("off", "system/specserve")
 
 
+async def test_a_curve_is_printed_if_the_disk_is_full(tmp_path, capsys):
+    async with engine(tmp_path) as running:
+        assert await calibrate(running, "/dev/full", "--repeats", 1, "--sizes", 1) == 2
+    printed = capsys.readouterr()
+    assert "--output: /dev/full: No space left on device" in printed.err
+    assert Curve.from_json(printed.out[printed.out.index("{") :]).document.cells
+    assert "it pays at 1 in flight" in printed.out
+
+
 def test_options_that_make_no_sense_are_named(capsys):
     assert command.run(options_of("--url", "h", "--output", "x", "--repeats", 0)) == 2
     assert "--repeats" in capsys.readouterr().err
+    assert command.run(options_of("--url", "h", "--output", "/nowhere/curve.json")) == 2
+    assert "--output: /nowhere/curve.json" in capsys.readouterr().err

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -24,6 +26,10 @@ ROOT = Path(__file__).parents[2]
 TOKEN = "local-token"
 PATIENCE = 30.0
 SIMULATOR = "from specserve_sim.cli import main; raise SystemExit(main())"
+
+
+DRAWING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+"""What moves a terminal's cursor and colours its text."""
 
 
 def manifest(name: str = "box", **policy: Any) -> str:
@@ -119,6 +125,7 @@ async def engine(folder: Path, uid: str = "local", **fixed: Any) -> AsyncIterato
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SIMULATOR, f"--port={port}"),
         *("--speculative-algorithm=EAGLE3", "--max-running-requests=256"),
+        *("--served-model-name=chat", "--enable-metrics"),
         env=os.environ
         | {
             "SPECSERVE_POD_UID": uid,
@@ -159,14 +166,14 @@ class Local:
             async with asyncio.timeout(seconds):
                 return await self._line(words)
         except TimeoutError:
-            raise AssertionError(f"no line about {words}: {self.lines}") from None
+            raise AssertionError(f"no line about {words}: {self.lines[-30:]}") from None
 
     async def _line(self, words: tuple[str, ...]) -> str:
         assert self.process.stdout is not None
         while True:
             raw = await self.process.stdout.readline()
-            assert raw, f"it ended without a line about {words}: {self.lines}"
-            self.lines.append(raw.decode().rstrip("\n"))
+            assert raw, f"it ended without a line about {words}: {self.lines[-30:]}"
+            self.lines.append(DRAWING.sub("", raw.decode()).rstrip())
             if all(word in self.lines[-1] for word in words):
                 return self.lines[-1]
 
@@ -185,16 +192,25 @@ class Local:
 
 
 @contextlib.asynccontextmanager
-async def local(folder: Path, cr: str, *options: str, **environ: str) -> AsyncIterator[Local]:
+async def local(
+    folder: Path, cr: str, *options: str, terminal: bool = False, **environ: str
+) -> AsyncIterator[Local]:
     """Run the command on a SpecServe with these options, its state below the folder."""
     (folder / "cr.yaml").write_text(cr)
     (folder / "token").write_text(TOKEN + "\n")
-    process = await asyncio.create_subprocess_exec(
+    words = [
         *(sys.executable, "-m", "specserve.cli", "local", "-f", str(folder / "cr.yaml")),
         *("--token-file", str(folder / "token"), "--state", str(folder / "state")),
         *options,
+    ]
+    if terminal:
+        # `script` gives it a terminal and hands on what it draws, and its exit status.
+        words = ["script", "-qefc", "stty cols 120; exec " + shlex.join(words), "/dev/null"]
+    process = await asyncio.create_subprocess_exec(
+        *words,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "operator"), **environ},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "operator"), "TERM": "xterm", **environ},
+        stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

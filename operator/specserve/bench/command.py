@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import signal
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from specserve.bench.prompts import Prompts
     from specserve.bench.runner import Measured, Side
     from specserve.bench.server import Server
+
+#: More connections than this one client process cannot serve.
+MOST = 10_000
 
 DESCRIPTION = """\
 Measure a server of a language model under a closed loop: a fixed number of requests is kept in
@@ -162,6 +166,35 @@ def fail(error: object) -> int:
     return 2
 
 
+def writable(option: str, path: Path | None) -> None:
+    """Find out before anything is measured whether a file can be written.
+
+    Raises:
+        BadOption: It cannot.
+    """
+    if path is None:
+        return
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not place.exists():
+        raise BadOption(f"{option}: {path}: no file in a folder that is there")
+    if not os.access(place, os.W_OK):
+        raise BadOption(f"{option}: {path}: may not be written")
+
+
+def save(option: str, path: Path, text: str) -> int:
+    """Write a file; if that fails, what took minutes to measure goes to standard output instead.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(text)  # noqa: T201 - a command line prints
+        return fail(f"{option}: {path}: {error.strerror}; it is on standard output instead")
+    return 0
+
+
 def interrupted(error: BaseException) -> int:
     """Say what an interruption left undone; returns the exit status."""
     for note in getattr(error, "__notes__", ()):
@@ -197,8 +230,10 @@ def _check(options: argparse.Namespace) -> None:
         raise BadOption(f"--plot: {plot.MISSING}")
     for name in ("max_new_tokens", "rounds", "seconds", "repeats", "prompt_tokens", "steps"):
         value = getattr(options, name)
-        if value is not None and value <= 0:
-            raise BadOption(f"--{name.replace('_', '-')}: {value} is not above 0")
+        if value is not None and not 0 < value < math.inf:
+            raise BadOption(f"--{name.replace('_', '-')}: {value} is not a number above 0")
+    writable("--json", options.json)
+    writable("--plot", options.plot)
     if options.steps is not None and not options.flip:
         raise BadOption("--steps: only with --flip")
 
@@ -230,8 +265,11 @@ def levels(text: str) -> tuple[int, ...]:
         argparse.ArgumentTypeError: It is none.
     """
     parts = {part.strip() for part in text.split(",")} - {""}
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError("numbers from 1 on, with commas between them")
+    if not parts or not all(
+        part.isdecimal() and len(part) <= len(str(MOST)) and 0 < int(part) <= MOST
+        for part in parts
+    ):
+        raise argparse.ArgumentTypeError(f"numbers from 1 to {MOST:,}, with commas between them")
     return tuple(sorted(map(int, parts)))
 
 
@@ -396,11 +434,12 @@ def _report(
         screen.print_line(sentence)
     if done < total:
         screen.print_line(f"incomplete: {done} of {total} cells were measured")
-    try:
-        if options.json:
-            options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        if options.plot:
+    failed = 0
+    if options.json:
+        failed = save("--json", options.json, json.dumps(document, indent=1) + "\n")
+    if options.plot:
+        try:
             plot.draw(document, options.plot)
-    except OSError as error:
-        return fail(f"{error.filename}: {error.strerror}")
-    return status or (1 if report.lost(table) else 0)
+        except OSError as error:
+            failed = fail(f"--plot: {options.plot}: {error.strerror}")
+    return failed or status or (1 if report.lost(table) else 0)

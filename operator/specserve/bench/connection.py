@@ -93,11 +93,14 @@ def base_url(option: str, text: str) -> str:
     Raises:
         BadOption: It is none.
     """
-    parts = urlsplit(text if "://" in text else f"http://{text}")
     try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
     except ValueError:
-        raise BadOption(f"{option}: {text!r} has no valid port") from None
+        raise BadOption(
+            f"{option}: {text!r} has no valid port, or an IPv6 address without its brackets; "
+            "it should look like http://127.0.0.1:30000 or http://[::1]:30000"
+        ) from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise BadOption(f"{option}: {text!r} is no address like http://127.0.0.1:30000")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -115,11 +118,16 @@ def secret(option: str, file: Path | None, otherwise: str | None) -> str | None:
     """What a file holds, or else a variable of the environment; None of neither.
 
     Raises:
-        BadOption: The file cannot be read.
+        BadOption: The file cannot be read, or holds no key.
     """
     if file is None:
         return otherwise or None
     try:
-        return file.read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadOption(f"{option}: {file}: {getattr(error, 'strerror', error)}") from None
+        text = file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BadOption(f"{option}: {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        text = ""
+    if not text.isascii() or not text.isprintable() or not text:
+        raise BadOption(f"{option}: {file}: not one line of text with a key and nothing else")
+    return text

@@ -151,7 +151,11 @@ def read_lines(lines: Iterable[str], name: str) -> list[Prompt]:
             continue
         try:
             prompts.append(_prompt(json.loads(line)))
-        except (ValueError, RecursionError) as error:
+        except (json.JSONDecodeError, RecursionError):
+            raise BadPrompts(
+                f"{name}, line {number}: no JSON; each line is a text in quotes, or an object"
+            ) from None
+        except ValueError as error:
             raise BadPrompts(f"{name}, line {number}: {error}") from None
     if not prompts:
         raise BadPrompts(f"{name}: no prompt in it")

@@ -12,6 +12,8 @@ from specserve.bench.figures import Figures, Spread, crossings, verdict
 Table = Mapping[int, Mapping[str, Figures]]
 #: Members of a JSON report that change their meaning count this up.
 FORMAT = 1
+#: Reasons for lost requests that are said in words; servers put numbers into theirs.
+MOST_PROBLEMS = 5
 
 
 def ratios_of(table: Table) -> dict[str, dict[int, float]]:
@@ -98,7 +100,11 @@ def sentences(table: Table) -> list[str]:
         for arms in table.values():
             for problem, count in (arms[arm].problems if arm in arms else {}).items():
                 problems[problem] = problems.get(problem, 0) + count
-        said += [f"{arm}: {count} lost: {problem}" for problem, count in problems.items()]
+        known = sorted(problems.items(), key=lambda item: -item[1])
+        said += [f"{arm}: {count} lost: {problem}" for problem, count in known[:MOST_PROBLEMS]]
+        if others := known[MOST_PROBLEMS:]:
+            count = sum(count for _, count in others)
+            said.append(f"{arm}: {count} more lost, for {len(others)} other reasons")
     return said
 
 

@@ -204,6 +204,8 @@ async def read_back(client: Client, connection: Connection) -> Mapping[str, Any]
     url = connection.admin_url + names.PATH_SPECULATION
     reply = await client.call("GET", url, bearer=connection.token)
     if reply.status != 200 or "bootID" not in reply.body:
+        if connection.token is None:
+            raise NotSteerable(f"no plugin token was given: give --token-file or {ENV_TOKEN}")
         raise NotSteerable(_why(reply))
     return reply.body
 

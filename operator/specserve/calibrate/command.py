@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specserve.bench import connection
-from specserve.bench.command import ID_RANGE, fail, interrupted, interruptible, levels
+from specserve.bench.command import (
+    ID_RANGE,
+    fail,
+    interrupted,
+    interruptible,
+    levels,
+    save,
+    writable,
+)
 from specserve.bench.connection import BadOption, Connection
 
 if TYPE_CHECKING:
@@ -118,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
         for name in ("repeats", "prompt_tokens", "max_new_tokens"):
             if getattr(options, name) < 1:
                 raise BadOption(f"--{name.replace('_', '-')}: below 1")  # noqa: TRY301
+        writable("--output", options.output)
         target = connection.connection_of(options, os.environ)
     except BadOption as error:
         return fail(error)
@@ -145,7 +154,7 @@ async def calibrate(options: argparse.Namespace, target: Connection) -> int:
             hand = await stack.enter_async_context(
                 steering.steering(client, target, holder=options.holder)
             )
-            accelerator, room = await _room(client, target)
+            accelerator, room = await _room(client, target, described)
             sizes = _sizes(options, room)
             steps = _steps(options, hand.available_steps)
             origin = _provenance(options, described, hand.found, accelerator, target)
@@ -196,14 +205,19 @@ def _earlier(path: Path | None) -> "Curve | None":
         raise BadOption(f"--against: {path}: {error.strerror}") from None
 
 
-async def _room(client: "Client", target: Connection) -> "tuple[str | None, Any]":
+async def _room(
+    client: "Client", target: Connection, described: "Server"
+) -> "tuple[str | None, Any]":
     from specserve.calibrate import sweep  # noqa: PLC0415
 
     reply = await client.call("GET", f"{target.url}/v1/loads", bearer=target.api_key)
     loads = reply.body.get("loads")
     loads = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
     accelerator = reply.body.get("accelerator")
-    return (str(accelerator) if accelerator else None), sweep.Room.of(loads)
+    # A prompt of that length may have an answer of a few tokens: so it bounds both together.
+    context = described.info.get("max_req_input_len")
+    room = sweep.Room.of(loads, context if isinstance(context, int) else None)
+    return (str(accelerator) if accelerator else None), room
 
 
 def _sizes(options: argparse.Namespace, room: Any) -> list[int]:
@@ -334,9 +348,5 @@ def _report(
             )
     for doubt in doubts:
         screen.print_line(doubt)
-    try:
-        text = curve.to_json(compact=options.most_bytes is not None)
-        options.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        return fail(f"--output: {options.output}: {error.strerror}")
-    return 1 if doubts else 0
+    text = curve.to_json(compact=options.most_bytes is not None)
+    return save("--output", options.output, text) or (1 if doubts else 0)

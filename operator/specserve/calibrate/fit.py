@@ -211,6 +211,8 @@ def _where(row: Mapping[int, float], acceptance: float) -> str:
     if not stretches:
         return "it pays nowhere"
     if stretches == [(smallest, largest)]:
+        if smallest == largest:
+            return f"it pays at {smallest} in flight"
         return f"it pays at every size from {smallest} to {largest} in flight"
     parts = []
     for first, last in stretches:

@@ -46,14 +46,16 @@ class Room:
         requests: Most that run at once, None if not told.
         tokens: Size of the KV cache, None if not told.
         groups: Data-parallel groups.
+        context: Most tokens of one request, prompt and answer together; None if not told.
     """
 
     requests: int | None
     tokens: int | None
     groups: int
+    context: int | None = None
 
     @classmethod
-    def of(cls, loads: Sequence[Mapping[str, Any]]) -> "Room":
+    def of(cls, loads: Sequence[Mapping[str, Any]], context: int | None = None) -> "Room":
         """Read the entries of `/v1/loads`."""
         caps = [load.get("max_running_requests") for load in loads]
         sizes = [load.get("max_total_num_tokens") for load in loads]
@@ -61,13 +63,15 @@ class Room:
             requests=min((cap for cap in caps if cap), default=None),
             tokens=min((size for size in sizes if size), default=None),
             groups=max(1, len(loads)),
+            context=context,
         )
 
     def longest(self, size: int, prompt_tokens: int) -> int:
         """Longest answers that a batch of this size has room for, within reason."""
-        if self.tokens is None:
-            return LONGEST_ANSWER
-        return max(0, min(LONGEST_ANSWER, self.tokens // size - prompt_tokens))
+        whole = [LONGEST_ANSWER + prompt_tokens]
+        whole += [self.tokens // size] if self.tokens is not None else []
+        whole += [self.context] if self.context is not None else []
+        return max(0, min(whole) - prompt_tokens)
 
     def objection(self, size: int, tokens_each: int) -> str:
         """Why a batch of this size cannot be held; empty if it can."""
@@ -75,6 +79,11 @@ class Room:
             return f"batch {size}: {self.requests} requests run at most (--max-running-requests)"
         if self.tokens is not None and size * tokens_each > self.tokens:
             return f"batch {size}: needs {size * tokens_each} tokens of a cache of {self.tokens}"
+        if self.context is not None and tokens_each > self.context:
+            return (
+                f"batch {size}: prompt and answer of {tokens_each} tokens, of which a request may "
+                f"have {self.context} (--context-length)"
+            )
         return ""
 
 
@@ -166,7 +175,8 @@ class Sweep:
                 )
         raise NotMeasured(
             f"batch {cell.level}, {steps} steps: the batch was {held:.0f} in the mean, or too few "
-            "rounds were timed; is there other traffic, or is this client too slow?"
+            "rounds were timed; is there other traffic, is this client too slow, or are the "
+            "answers too short (--max-new-tokens)?"
         )
 
     async def _wave(self, size: int, wish: Wish) -> None:

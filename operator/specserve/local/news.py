@@ -72,13 +72,22 @@ class Board:
 
     def decided(self, decision: Decision) -> None:
         """Take in a decision that differs from the one before it."""
-        if self._log is not None:
-            (entry,) = decisions.to_json([decision], moments.exact)
-            self._log.write(json.dumps(entry) + "\n")
-            self._log.flush()
+        self._write(decision)
         verdict = decision.verdict
         probe = " (a probe)" if verdict.probe else ""
         self.say("decides", decision.pod, f"{verdict.reason}{probe}", decision.at)
+
+    def _write(self, decision: Decision) -> None:
+        if self._log is None:
+            return
+        (entry,) = decisions.to_json([decision], moments.exact)
+        try:
+            self._log.write(json.dumps(entry) + "\n")
+            self._log.flush()
+        except OSError as error:
+            # Steering goes on without it.
+            self._log = None
+            self.say("warning", "", f"the decision log ends here: {error.strerror}")
 
     def switched(self, switches: tuple[Switch, ...]) -> None:
         """Take in the last switches that engines confirmed, of which some may be new."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from specserve.policy import directive
 from specserve.regulate import DEADLINE_MS, Loads, Regulator
 from specserve.signals import MetricNames
 from specserve.target import Notice, Target, target_of
+from specserve.workload import UnusableSpec
 
 #: SGLang's own series, for engines without `/v1/loads`.
 METRICS = MetricNames(
@@ -97,7 +98,7 @@ class Session:
         self.holder = holder_of(state.folder)
         self._wish = wish
         self._seen = curves.NOTHING_SEEN
-        self._said_curve = ""
+        self._said_curve = self._said_unsaved = ""
         self._soiled = asyncio.Event()
         self.regulator = Regulator(
             self.engines,
@@ -107,6 +108,8 @@ class Session:
             notice=self._notice,
             decided=self._decided,
             read_back_seconds=READ_BACK_SECONDS,
+            # What is to be gone on with is in the state.
+            resumes=False,
             clock=state.clock,
             wall=wall,
         )
@@ -130,6 +133,23 @@ class Session:
         async with asyncio.TaskGroup() as group:
             for work in (self.regulator.run(), self._keep(), *beside):
                 group.create_task(work)
+
+    def adopt(self, policy: api.Policy) -> None:
+        """Go by another policy from now on.
+
+        Raises:
+            UnusableSpec: Its `modeUntil` is no time; the policy stays as it was.
+        """
+        before = self._wish
+        spec = before.spec.model_copy(update={"policy": policy})
+        self._wish = replace(before, spec=spec)
+        try:
+            self.target = self._configure()
+        except UnusableSpec:
+            self._wish = before
+            raise
+        if policy != before.spec.policy:
+            self.board.say("note", "", "the policy has changed; it holds from now on")
 
     def rows(self) -> list[Row]:
         """What each engine does now."""
@@ -155,7 +175,12 @@ class Session:
         try:
             self.state.save(self._wish.key[1], self._wish.spec, self.fleet.knowledge, remembered)
         except OSError as error:
-            self.board.say("warning", "", f"the state was not saved: {error}")
+            said = f"the state was not saved: {error}"
+            if said != self._said_unsaved:
+                self.board.say("warning", "", said)
+            self._said_unsaved = said
+        else:
+            self._said_unsaved = ""
 
     async def leave(self) -> bool:
         """Have every engine take the fallback of its last order now.

@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,6 +21,7 @@ from pydantic.alias_generators import to_camel
 from specserve import api
 from specserve.local.files import write_whole
 from specserve.policy import Knowledge, Memory, pardoned
+from specserve.policy.evidence import CRASH_WINDOW
 
 FILE = "state.json"
 LOCK = "lock"
@@ -96,7 +98,13 @@ class State:
     def memory(self, engine: str) -> Memory | None:
         """What was remembered of an engine, None if nothing was."""
         known = None if self._document is None else self._document.engines.get(engine)
-        return None if known is None else known.memory.reboot()
+        if known is None:
+            return None
+        memory = known.memory.reboot()
+        if not any(at > self.clock() - CRASH_WINDOW for at in memory.crashes):
+            # In a cluster a new pod begins without the crashes of the last one.
+            memory = replace(memory, crashes=(), crashed=False)
+        return memory
 
     def of(self, name: str, spec: api.SpecServeSpec) -> Self:
         """The state as far as it is of this SpecServe, its model and its draft."""

@@ -31,13 +31,16 @@ class View:
     """Draws on a terminal for the length of a `with` block.
 
     Args:
-        title: One line about what is steered.
+        title: One line about what is steered, as it is now.
         rows: What the engines do now.
         console: Where to draw.
     """
 
     def __init__(
-        self, title: str, rows: Callable[[], Sequence[Row]], console: Console | None = None
+        self,
+        title: Callable[[], str],
+        rows: Callable[[], Sequence[Row]],
+        console: Console | None = None,
     ) -> None:
         self._console = console or Console(highlight=False)
         self._title = title
@@ -63,18 +66,23 @@ class View:
 
     def tell(self, news: News) -> None:
         """Print a line above the table."""
-        who = Text(f"{news.engine} " if news.engine else "", style="bold")
-        line = Text(f"{news.clock()} ", style="dim") + who
-        line += Text(f"{news.kind} ", style=_COLOURS[news.kind]) + Text(news.text)
-        self._console.print(line)
+        who = f"{news.engine} " if news.engine else ""
+        self._console.print(
+            Text.assemble(
+                (f"{news.clock()} ", "dim"),
+                (who, "bold"),
+                (f"{news.kind} ", _COLOURS[news.kind]),
+                news.text,
+            )
+        )
 
     def _draw(self) -> RenderableType:
-        return picture(self._title, self._rows())
+        return picture(self._title(), self._rows())
 
 
 def picture(title: str, rows: Sequence[Row]) -> RenderableType:
     """The table of all engines, and below it why each does what it does."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in HEADER:
         table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
     for row in rows:
@@ -84,7 +92,7 @@ def picture(title: str, rows: Sequence[Row]) -> RenderableType:
         for row in rows
         if row.reason
     ]
-    return Group(table, *reasons)
+    return Group(Text(title, style="bold"), table, *reasons)
 
 
 def _style(row: Row) -> str:
