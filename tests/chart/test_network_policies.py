@@ -49,6 +49,13 @@ def world(values=None):
 
 
 @pytest.mark.parametrize("values", [{}, MATRIX["extras"], MATRIX["closed"]], ids=str)
+def test_only_the_operator_reaches_the_admin_port(values):
+    operator, policies = world(values)
+    assert allowed(policies, operator, ENGINE, names.PORT_ADMIN)
+    for other in (CLIENT, NEIGHBOUR, PROMETHEUS, IMPOSTOR, HOUSEMATE, OTHER_ENGINE, ENGINE):
+        assert not allowed(policies, other, ENGINE, names.PORT_ADMIN)
+
+
 def test_what_measures_an_engine_reaches_its_admin_port_and_no_other_ones():
     _, policies = world()
     for port in (names.PORT_ADMIN, names.PORT_SERVING):
@@ -60,13 +67,6 @@ def test_what_measures_an_engine_reaches_its_admin_port_and_no_other_ones():
     for other in others:
         assert not allowed(policies, other, ENGINE, names.PORT_ADMIN)
     assert not allowed(policies, CALIBRATION, OTHER_ENGINE, names.PORT_ADMIN)
-
-
-def test_only_the_operator_reaches_the_admin_port(values):
-    operator, policies = world(values)
-    assert allowed(policies, operator, ENGINE, names.PORT_ADMIN)
-    for other in (CLIENT, NEIGHBOUR, PROMETHEUS, IMPOSTOR, HOUSEMATE, OTHER_ENGINE, ENGINE):
-        assert not allowed(policies, other, ENGINE, names.PORT_ADMIN)
 
 
 def test_serving_and_metrics_stay_as_open_as_they_were():
