@@ -137,7 +137,7 @@ class Trial:
                 stale = await self.lively(server, engine, launch)
             if stale is not None:
                 async with self.started(launch, "start again") as (server, engine):
-                    await self.deadly(server, engine, stale)
+                    await self.deadly(server, engine, launch, stale)
         cases = self.cases
         return {
             **self.record,
@@ -180,8 +180,8 @@ class Trial:
             await secrecy.hidden(server, engine, launch)
         with case("SGLang's own route gives no orders"):
             record["setInternalState"] = await secrecy.guarded(engine, launch)
-        with tempfile.TemporaryDirectory() as folder:
-            await self.commanded(commands.Box(engine, launch, Path(folder)))
+        with case("doctor"), commands.box(engine, launch) as box:
+            record["doctor"] = await commands.doctor(box)
         with case("contract"):
             record["contract"] = await contract(launch.address, OUT / f"{self.plan.name}.xml")
             assert record["contract"]["failed"] == 0, record["contract"]
@@ -207,23 +207,23 @@ class Trial:
             record["faults"]["sigterm"], stale = await faults.stopped(server, engine, streams)
         return stale
 
-    async def commanded(self, box: commands.Box) -> None:
-        """Try the commands. Whoever steers an engine is left alone by them, so before others."""
-        with self.cases("doctor"):
-            self.record["doctor"] = await commands.doctor(box)
-        if self.plan.ranks > 1:
-            return
-        with self.cases("bench"):
-            self.record["bench"] = await commands.bench(box)
-        with self.cases("calibrate"):
-            self.record["calibrate"] = await commands.calibrate(box)
-
-    async def deadly(self, server: Server, engine: Engine, stale: dict[str, Any]) -> None:
-        """Try what a new process makes of old orders, and then kill it."""
+    async def deadly(
+        self, server: Server, engine: Engine, launch: Launch, stale: dict[str, Any]
+    ) -> None:
+        """Try what a new process makes of old orders, the commands on it, and then kill it."""
         # None of these is near its end yet when the scheduler is killed.
         streams = self.prompts.hard[:STREAMS]
         with self.cases("an order for the process before"):
             self.record["faults"]["restarted"] = await faults.restarted(engine, stale)
+        # Nobody steers a new engine, and its window holds no rounds of others, which a calibration
+        # would have to wait out.
+        with commands.box(engine, launch) as box:
+            with self.cases("calibrate"):
+                self.record["calibrate"] = await commands.calibrate(box)
+            with self.cases("bench"):
+                self.record["bench"] = await commands.bench(box, self.prompts.easy)
+            with self.cases("the commands leave it alone"):
+                await commands.released(box)
         with self.cases("a scheduler is killed"):
             self.record["faults"]["schedulerKilled"] = await faults.killed(server, engine, streams)
 

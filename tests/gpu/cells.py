@@ -32,11 +32,11 @@ HOW = (
     "server held there. `specserve` is that server under the BreakEven policy of `specserve "
     "local` with its defaults: started anew in each cell, with nothing but the shipped curve that "
     "is named, on a server that it finds on; its windows begin once the steps have not changed "
-    "for three seconds (settledSeconds since its start), and it reads the server's own figures "
-    "of the last minute, round times of held windows among them. Its first look at what is not "
-    "in use would come after a minute, so no cell has one. `base` is a server without a draft; "
-    "`engineDefault` one that follows SGLang's own table. `stderr` is that of specserve / "
-    "max(on, off), from the spread of the windows."
+    "for three seconds and it does not wait to change them (settledSeconds since its start), and "
+    "it reads the server's own figures of the last minute, round times of held windows among "
+    "them. Its looks at steps that are not in use count where they fall into a window. "
+    "`base` is a server without a draft; `engineDefault` one that follows SGLang's own table. "
+    "`stderr` is that of specserve / max(on, off), from the spread of the windows."
 )
 
 

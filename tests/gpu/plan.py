@@ -39,10 +39,13 @@ HELD_SECONDS = 1.0
 """From an order to the first window under it."""
 START_SECONDS = 2.0
 """What `specserve local` takes to its first order and to its end, about."""
-QUIET_SECONDS, LEAST_SECONDS, MOST_SECONDS = 3.0, 4.0, 12.0
-"""The policy has settled once the steps have not changed for so long; since its first order the
-least and the most that this may take."""
-SETTLING_SECONDS = 5.5
+QUIET_SECONDS, LEAST_SECONDS, MOST_SECONDS = 3.0, 4.0, 16.0
+"""The policy has settled once the steps have not changed for so long and it waits for nothing;
+since its first order the least and the most that this may take."""
+WAITING = frozenset({"Learning", "Dwelling", "AwaitingReading", "Probing"})
+"""Codes of decisions that will be followed by another: at low load the policy may not turn before
+the dwell is over, ten seconds after it took over."""
+SETTLING_SECONDS = 6.0
 """What it takes, about."""
 
 
@@ -137,8 +140,13 @@ def missing(
 ) -> list[str]:
     """What was planned and was not measured by any start of the servers, in words."""
     fleets = {window["fleet"] for window in windows} or {""}
+    # Later blocks of one load want all that earlier ones do.
+    last = {
+        (block.server, block.clients, block.accept): block
+        for block in (blocks() if planned is None else planned)
+    }
     found = []
-    for block in blocks() if planned is None else planned:
+    for block in last.values():
         left = min((block.left(windows, fleet) for fleet in fleets), key=len)
         if left:
             words = ", ".join(f"{count} x {arm}" for arm, count in Counter(left).items())

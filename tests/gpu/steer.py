@@ -93,7 +93,8 @@ class Hand:
             running = [rank["activeSteps"] for rank in ranks_of(state)]
             if running != steps:
                 steps, since = running, now
-            if now - began >= plan.LEAST_SECONDS and now - since >= plan.QUIET_SECONDS:
+            quiet = now - began >= plan.LEAST_SECONDS and now - since >= plan.QUIET_SECONDS
+            if quiet and self._last_code() not in plan.WAITING:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -139,6 +140,12 @@ class Hand:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+    def _last_code(self) -> str:
+        """Why it does what it does, by the code of its last decision."""
+        # It may be writing the next one.
+        whole = self.decisions.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        return str(json.loads(whole[-1])["code"]) if whole else ""
 
     def last_words(self) -> str:
         """The end of what it said."""

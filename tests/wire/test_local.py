@@ -127,9 +127,9 @@ async def test_loads_may_come_from_a_prometheus_server_of_this_box(one, tmp_path
 async def test_an_engine_that_is_away_is_held_and_said_and_goes_on_when_it_is_back(one, tmp_path):
     async with local(tmp_path, manifest(), *at(one)) as box:
         before = await one.until(is_on)
-        await one.behave(
-            faults=[{"side": side, "kind": "refuse"} for side in ("serving", "admin")]
-        )
+        # Not the whole serving port, which has to be told when it is over.
+        loads = {"side": "serving", "kind": "reset", "paths": ["/v1/loads", "/metrics"]}
+        await one.behave(faults=[{"side": "admin", "kind": "refuse"}, loads])
         await box.line("box-0 warning: Engine", "its mode is left as it is")
         await one.show(30)  # heals, too
         await box.line("box-0 well: it answers and takes orders")

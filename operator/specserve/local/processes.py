@@ -44,6 +44,13 @@ class Process:
         self.pid = pid
         self._child = child
         self._handle = os.pidfd_open(pid)
+        self._over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._handle, self._ends)
+
+    def _ends(self) -> None:
+        self._loop.remove_reader(self._handle)
+        self._over.set()
 
     @classmethod
     def start(cls, launch: Launch, inherited: Mapping[str, str], log: Path) -> Self:
@@ -63,17 +70,21 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return cls(child.pid, child)
+        try:
+            return cls(child.pid, child)
+        except OSError:
+            # A kernel without handles of processes: none is left that nobody can wait for.
+            child.kill()
+            child.wait()
+            raise
 
     async def ended(self) -> int | None:
         """Wait for its end; returns its exit code, None if only its parent could know it."""
-        loop = asyncio.get_running_loop()
-        over = asyncio.Event()
-        loop.add_reader(self._handle, over.set)
-        try:
-            await over.wait()
-        finally:
-            loop.remove_reader(self._handle)
+        await self._over.wait()
+        # What it has left behind, too: schedulers that outlive their server hold the GPU. Before
+        # it is waited for, as its number is not given to another until then.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         return None if self._child is None else self._child.wait()
 
     async def stop(self, grace: float, hurry: asyncio.Event) -> bool:
@@ -82,21 +93,23 @@ class Process:
         Returns:
             Whether it ended by itself.
         """
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
-        over = asyncio.create_task(self.ended())
-        hurried = asyncio.create_task(hurry.wait())
-        await asyncio.wait({over, hurried}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        by_itself = over.done()
-        # Also what it has left behind: schedulers that outlive their server hold the GPU.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        await over
+        if not self._over.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+        waits = [asyncio.create_task(each.wait()) for each in (self._over, hurry)]
+        await asyncio.wait(waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        by_itself = self._over.is_set()
+        if not by_itself:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        await self.ended()
         return by_itself
 
     def close(self) -> None:
-        """Let go of it; it runs on."""
+        """Let go of it; if it runs, it runs on."""
+        self._loop.remove_reader(self._handle)
         os.close(self._handle)
 
 
