@@ -221,6 +221,49 @@ class Tier(Node):
     steps: Steps = Field(description="Draft steps to use; 0 is off.")
 
 
+DEFAULT_CALIBRATION: dict[str, Any] = {
+    "lastPod": "Keep",
+    "sizes": [],
+    "repeats": 3,
+    "promptTokens": 128,
+    "maxNewTokens": 256,
+    "deadlineSeconds": 3600,
+}
+
+
+class Calibration(Node):
+    """How a calibration sweeps that the annotation specserve.dev/calibrate asks for."""
+
+    last_pod: Literal["Keep", "Take"] = Field(
+        default="Keep",
+        description="Keep takes a pod out of its Service only while another one serves. Take "
+        "takes the only one, too: clients are refused meanwhile.",
+    )
+    sizes: Annotated[
+        list[Annotated[int, Field(ge=1, le=65_536)]],
+        Field(max_length=16, json_schema_extra={"uniqueItems": True}),
+    ] = Field(
+        default=[],
+        description="Batch sizes to hold; empty means 1, 2, 4 and so on to 256, as far as the "
+        "engine goes.",
+    )
+    repeats: Annotated[int, Field(ge=1, le=20)] = Field(
+        default=3, description="Visits of each batch size and step count."
+    )
+    prompt_tokens: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=128,
+        description="Length of each prompt, in tokens. Rounds take longer with the context: "
+        "choose lengths like those of your traffic.",
+    )
+    max_new_tokens: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=256, description="Length of each answer, in tokens."
+    )
+    deadline_seconds: Annotated[int, Field(ge=60, le=86_400)] = Field(
+        default=3600,
+        description="Time in seconds after which the Job of a calibration has failed.",
+    )
+
+
 class BreakEven(Node):
     """How the BreakEven strategy weighs acceptance against the cost of a round."""
 
@@ -237,7 +280,14 @@ class BreakEven(Node):
     curve_config_map: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
         description="ConfigMap of this namespace whose key curve.json holds a calibrated curve of "
-        "this model, draft, engine version and GPU. Takes precedence over profile.",
+        "this model, draft, engine version and GPU. Takes precedence over NAME-curve, which a "
+        "calibration in the cluster writes, and that over profile.",
+    )
+    calibration: Calibration = Field(
+        default=DEFAULT_CALIBRATION,
+        validate_default=True,
+        description="How a calibration in the cluster sweeps; the annotation "
+        "specserve.dev/calibrate asks for one.",
     )
     probe_budget_permille: Annotated[int, Field(ge=0, le=100)] = Field(
         default=10,
@@ -426,6 +476,7 @@ DEFAULT_BREAK_EVEN: dict[str, Any] = {
     "marginPercent": 2,
     "probeBudgetPermille": 10,
     "graceMilliseconds": 0,
+    "calibration": DEFAULT_CALIBRATION,
 }
 DEFAULT_DRAFT_GUARD: dict[str, Any] = {"action": "Off", "acceptLengthCenti": 105, "windows": 6}
 DEFAULT_FLIP_GUARD: dict[str, Any] = {"tolerancePercent": 15, "freezeSeconds": 900}

@@ -17,6 +17,8 @@ _COLLECTIONS = {
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "Secret": "/api/v1/namespaces/{}/secrets",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
     names.KIND: f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",

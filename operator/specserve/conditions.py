@@ -24,6 +24,7 @@ Type = Literal[
     "StrategyDecides",
     "DraftEffective",
     "CurveKnown",
+    "Calibrated",
 ]
 Status = Literal["True", "False", "Unknown"]
 
@@ -54,6 +55,8 @@ STRATEGY_DECIDES: Final = "StrategyDecides"
 DRAFT_EFFECTIVE: Final = "DraftEffective"
 #: What a round with drafts takes over a plain one is known.
 CURVE_KNOWN: Final = "CurveKnown"
+#: A curve was measured in the cluster, on what runs now.
+CALIBRATED: Final = "Calibrated"
 
 #: Every type that is published, in the order of the status.
 TYPES: Final[tuple[Type, ...]] = get_args(Type)
@@ -107,6 +110,18 @@ NOT_SEEN: Final = "NotSeen"
 
 NOT_USED: Final = "NotUsed"
 NO_CURVE: Final = "NoCurve"
+
+MEASURED: Final = "Measured"
+NOT_ASKED_FOR: Final = "NotAskedFor"
+NOT_ENOUGH_PODS: Final = "NotEnoughPods"
+DRAINING: Final = "Draining"
+RUNNING: Final = "Running"
+ENDING: Final = "Ending"
+FAILED: Final = "Failed"
+FORBIDDEN: Final = "Forbidden"
+STALE: Final = "Stale"
+NAME_TAKEN: Final = "NameTaken"
+NO_IMAGE: Final = "NoImage"
 
 AS_ASKED: Final = "AsAsked"
 CAPACITY_REDUCED: Final = "CapacityReduced"

@@ -99,6 +99,8 @@ class Steered:
     strayed_at: float | None = None
     accept: float | None = None
     sglang: str = ""
+    plugin: str = ""
+    gpu: str = ""
     told: Engine | None = None
 
     def on(self, now: float) -> bool | None:
@@ -188,6 +190,8 @@ class Steered:
             effective=False if ineffective else None if acceptance is None else True,
             crashed=memory.crashed,
             sglang=self.sglang,
+            plugin=self.plugin,
+            gpu=self.gpu,
         )
 
     def keep(self, answer: Mapping[str, Any]) -> dict[str, Any]:

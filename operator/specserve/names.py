@@ -3,6 +3,7 @@
 One module, so that the wire contract and the object names can be read in one place.
 """
 
+import hashlib
 from typing import Final
 
 GROUP: Final = "specserve.dev"
@@ -35,10 +36,29 @@ ANNOTATION_ROTATED: Final = f"{GROUP}/rotated"
 #: it over from another.
 ANNOTATION_OPERATOR: Final = f"{GROUP}/operator"
 
+#: On a SpecServe: each new value asks for one calibration of one of its pods.
+ANNOTATION_CALIBRATE: Final = f"{GROUP}/calibrate"
+#: On the ConfigMap of the curve: the last value of ANNOTATION_CALIBRATE that was dealt with.
+ANNOTATION_CALIBRATED: Final = f"{GROUP}/calibrated"
+#: On an engine pod that was taken aside, and on the Job that measures it: for which value.
+ANNOTATION_CALIBRATION: Final = f"{GROUP}/calibration"
+#: On an engine pod that was taken aside: since when.
+ANNOTATION_ASIDE_SINCE: Final = f"{GROUP}/aside-since"
+#: On the Job: the uid of the pod that it measures.
+ANNOTATION_ASIDE_POD: Final = f"{GROUP}/aside-pod"
+#: Value of LABEL_PART_OF of an engine pod that was taken out of its Service. A Deployment does
+#: not select by this label, so that the pod stays its own and is not replaced.
+ASIDE: Final = "specserve-calibration"
+
 #: On an engine pod: SGLang's adaptive configuration, which a volume shows the engine as a file.
 ANNOTATION_ADAPTIVE: Final = f"{GROUP}/adaptive-config"
 
 ENGINE_CONTAINER: Final = "engine"
+CALIBRATION_CONTAINER: Final = "calibrate"
+COMPONENT_ENGINE: Final = "engine"
+COMPONENT_CALIBRATION: Final = "calibration"
+#: Label that the Job controller gives to the pods of a Job.
+LABEL_JOB: Final = "batch.kubernetes.io/job-name"
 #: Label that the API server itself gives every namespace.
 LABEL_NAMESPACE: Final = "kubernetes.io/metadata.name"
 
@@ -67,6 +87,11 @@ ADAPTIVE_FILE: Final = "adaptive.json"
 ADAPTIVE_DIR: Final = "/etc/specserve/adaptive"
 ADAPTIVE_CONFIG: Final = f"{ADAPTIVE_DIR}/{ADAPTIVE_FILE}"
 
+#: What a container writes here is kept in the status of its pod.
+LAST_WORDS: Final = "/dev/termination-log"
+#: So many bytes of it.
+LAST_WORDS_BYTES: Final = 4096
+
 ENV_POD_UID: Final = "SPECSERVE_POD_UID"
 ENV_ADMIN_PORT: Final = "SPECSERVE_ADMIN_PORT"
 ENV_CREDENTIALS_DIR: Final = "SPECSERVE_CREDENTIALS_DIR"
@@ -80,18 +105,43 @@ def credentials_secret(name: str) -> str:
     return f"{name}-credentials"
 
 
+def curve_config_map(name: str) -> str:
+    """Name of the ConfigMap with the curve that was calibrated for the SpecServe `name`."""
+    return f"{name}-curve"
+
+
+def calibration_job(name: str, uid: str, request: str) -> str:
+    """Name of the Job that does what a value of ANNOTATION_CALIBRATE asks of a SpecServe.
+
+    The same for the same request, so that it is made once; 63 characters at most.
+    """
+    # Not a secret: it only has to differ from request to request.
+    digest = hashlib.sha256(f"{uid}/{request}".encode()).hexdigest()
+    return f"{name}-cal-{digest[:6]}"
+
+
 def selector(name: str) -> dict[str, str]:
     """Labels that select the engine pods of the SpecServe `name`.
 
     They depend on its identity alone, never on a version, a user's label or the model, because a
     Deployment's selector is immutable.
     """
-    return {LABEL_NAME: MANAGER, LABEL_INSTANCE: name, LABEL_COMPONENT: "engine"}
+    return {LABEL_NAME: MANAGER, LABEL_INSTANCE: name, LABEL_COMPONENT: COMPONENT_ENGINE}
+
+
+def served(name: str) -> dict[str, str]:
+    """Labels that select the engine pods of the SpecServe `name` which its clients may reach."""
+    return {**selector(name), LABEL_PART_OF: MANAGER}
 
 
 def labels(name: str) -> dict[str, str]:
     """Labels of every object made for the SpecServe `name`: its selector and who manages it."""
     return {**selector(name), LABEL_MANAGED_BY: MANAGER, LABEL_PART_OF: MANAGER}
+
+
+def calibration_labels(name: str) -> dict[str, str]:
+    """Labels of the pods that measure one of the SpecServe `name`."""
+    return {**labels(name), LABEL_COMPONENT: COMPONENT_CALIBRATION}
 
 
 def selector_string(name: str) -> str:

@@ -40,11 +40,14 @@ class Pod:
         key: The SpecServe it belongs to.
         name: Its name.
         ip: Primary pod address, None before there is one.
-        usable: Ready, running and not on its way out: it may be read and switched.
+        usable: Ready, running, not on its way out and not aside: it may be read and switched.
         alive: Not finished and not on its way out: it counts as a replica.
         leaving: On its way out; it still holds its GPU.
         boot: Changes with each start of the engine container.
         trouble: What keeps it from being ready, None if nothing is known to.
+        aside: For which request it was taken out of its Service to be calibrated, None if it
+            serves.
+        since: When, as RFC 3339; empty if that is not known.
     """
 
     uid: str
@@ -56,10 +59,72 @@ class Pod:
     leaving: bool
     boot: str
     trouble: Trouble | None
+    aside: str | None = None
+    since: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is ready as Kubernetes has it, aside or not."""
+        return self.usable or (self.aside is not None and self.alive and self.trouble is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A pod of a Job that measures an engine pod.
+
+    Attributes:
+        uid: Its uid.
+        key: The SpecServe it belongs to.
+        name: Its name.
+        job: Name of its Job.
+        exit_code: Of its container, None before it has ended; -1 if the pod failed without one.
+        words: What the container left, or why there is nothing.
+        ends: When it is to be gone at the latest, as RFC 3339; empty unless it is being deleted.
+    """
+
+    uid: str
+    key: Key
+    name: str
+    job: str
+    exit_code: int | None
+    words: str
+    ends: str = ""
+
+
+def either(item: Object) -> Pod | Worker:
+    """Read a v1 Pod, of whichever kind it is."""
+    labels = item["metadata"].get("labels") or {}
+    calibrates = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_CALIBRATION
+    return worker(item) if calibrates else pod(item)
+
+
+def worker(item: Object) -> Worker:
+    """Read a v1 Pod of a calibration."""
+    meta, status = item["metadata"], item.get("status") or {}
+    ended = next(
+        (done for c in _containers(status) if (done := (c.get("state") or {}).get("terminated"))),
+        None,
+    )
+    exit_code, words = None, ""
+    if ended is not None:
+        exit_code, words = int(ended.get("exitCode", -1)), ended.get("message") or ""
+        if exit_code and not words:
+            words = str(ended.get("reason") or "")
+    elif status.get("phase") in {"Failed", "Succeeded"}:
+        exit_code, words = -1, str(status.get("message") or status.get("reason") or "")
+    return Worker(
+        uid=meta["uid"],
+        key=_key(meta),
+        name=meta["name"],
+        job=(meta.get("labels") or {}).get(names.LABEL_JOB, ""),
+        exit_code=exit_code,
+        words=words,
+        ends=meta.get("deletionTimestamp") or "",
+    )
 
 
 def pod(item: Object) -> Pod:
-    """Read a v1 Pod."""
+    """Read a v1 Pod of an engine."""
     meta, status = item["metadata"], item.get("status") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
     phase = status.get("phase")
@@ -67,19 +132,22 @@ def pod(item: Object) -> Pod:
     ip = status.get("podIP") or None
     containers = [*(status.get("initContainerStatuses") or ()), *_containers(status)]
     engine: Object = next((c for c in containers if c["name"] == names.ENGINE_CONTAINER), {})
+    aside, annotations = None, meta.get("annotations") or {}
+    if (meta.get("labels") or {}).get(names.LABEL_PART_OF) == names.ASIDE:
+        aside = annotations.get(names.ANNOTATION_CALIBRATION, "")
+    ready = conditions.get("Ready", {}).get("status") == "True"
     return Pod(
         uid=meta["uid"],
         key=_key(meta),
         name=meta["name"],
         ip=ip,
-        usable=phase == "Running"
-        and not leaving
-        and ip is not None
-        and conditions.get("Ready", {}).get("status") == "True",
+        usable=ready and phase == "Running" and not leaving and ip is not None and aside is None,
         alive=phase not in {"Failed", "Succeeded"} and not leaving,
         leaving=leaving,
         boot=f"{engine.get('containerID', '')}#{engine.get('restartCount', 0)}",
         trouble=_trouble(phase, conditions, containers),
+        aside=aside,
+        since="" if aside is None else annotations.get(names.ANNOTATION_ASIDE_SINCE, ""),
     )
 
 

@@ -188,6 +188,7 @@ def _provision(settings: Settings) -> workload.Provision:
         image=settings.engine_image,
         registry=settings.image_registry,
         pull_secrets=settings.engine_pull_secrets,
+        calibrator=settings.image,
         admin=workload.Peer(settings.namespace, settings.pod_labels) if apply else None,
     )
 
@@ -393,7 +394,7 @@ class _Ground:
         query = {"labelSelector": names.OWNED_SELECTOR}
         watched = _WATCHED | ({} if self._settings.network_policies == "Ignore" else _POLICIES)
         taken: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
-            "/api/v1/{}pods": (observed.pod, self._reconciler.take_pod),
+            "/api/v1/{}pods": (observed.either, self._reconciler.take_pod),
             "/api/v1/{}secrets": (observed.credentials, self._reconciler.take_credentials),
             **{
                 template: (partial(observed.owned, kind), self._reconciler.take_owned)

@@ -27,11 +27,14 @@ from specserve import (
     telemetry,
     workload,
 )
+from specserve.calibrator import Calibrator, Subject
 from specserve.cluster import Cluster
+from specserve.conditions import Condition
 from specserve.curves import ConfigMapText
 from specserve.decisions import Switch
 from specserve.kube import KubeError, KubeRefused, KubeUnreachable, Object
-from specserve.observed import Credentials, Key, Owned, Pod, Trouble
+from specserve.observed import Credentials, Key, Owned, Pod, Trouble, Worker
+from specserve.signals import Reading
 from specserve.status import Engine
 from specserve.target import Access, Notice, Standing, Target, ranks_of, target_of
 from specserve.workqueue import WorkQueue
@@ -81,8 +84,11 @@ _NEWSWORTHY = (
     conditions.STRATEGY_DECIDES,
     conditions.DRAFT_EFFECTIVE,
     conditions.CURVE_KNOWN,
+    conditions.CALIBRATED,
     conditions.REQUEST_CAPACITY,
 )
+#: Those that are news when they begin to hold.
+_GOOD_NEWS = frozenset({conditions.READY, conditions.CALIBRATED})
 
 
 @dataclass(slots=True)
@@ -95,6 +101,7 @@ class _Resource:
     leaving: bool
     rotate: str
     handed_to: str
+    calibrate: str
     spec: api.SpecServeSpec | None
     refusal: str
     status: Mapping[str, Any]
@@ -118,6 +125,10 @@ class Steering(Protocol):
 
     def engines(self, key: Key) -> list[Engine]:
         """What is known of the usable pods of a SpecServe."""
+        ...
+
+    async def ask(self, pod: Pod) -> Reading | None:
+        """Ask a pod that is aside for its load; None if it does not say."""
         ...
 
     def asked(self, key: Key) -> bool:
@@ -192,6 +203,7 @@ class Reconciler:
         self._wall = wall
         self._resources: dict[Key, _Resource] = {}
         self._pods: dict[Key, dict[str, Pod]] = {}
+        self._workers: dict[Key, dict[str, Worker]] = {}
         self._owned: dict[Key, dict[str, Owned]] = {}
         self._credentials: dict[Key, Credentials] = {}
         self._user_secrets: dict[Key, tuple[float, Object | None]] = {}
@@ -204,6 +216,16 @@ class Reconciler:
         self._templates: dict[Key, workload.Manifest] = {}
         self._published: set[Key] = set()
         self._doubted: set[Key] = set()
+        self._calibrated: dict[Key, Condition] = {}
+        self._calibrator = Calibrator(
+            cluster,
+            regulator,
+            notice,
+            provision=provision,
+            holder=holder,
+            clock=clock,
+            wall=wall,
+        )
 
     # -- what the watches say ---------------------------------------------------------------
 
@@ -227,6 +249,7 @@ class Reconciler:
             leaving=bool(meta.get("deletionTimestamp")),
             rotate=annotations.get(names.ANNOTATION_ROTATE, ""),
             handed_to=annotations.get(names.ANNOTATION_OPERATOR, ""),
+            calibrate=annotations.get(names.ANNOTATION_CALIBRATE, ""),
             spec=spec,
             refusal=refusal,
             status=item.get("status") or {},
@@ -246,8 +269,11 @@ class Reconciler:
             self._regulator.release(key)
         self._queue.add(key)
 
-    def take_pod(self, old: Pod | None, new: Pod | None) -> None:
-        """Take in a pod that appeared, changed or vanished."""
+    def take_pod(self, old: Pod | Worker | None, new: Pod | Worker | None) -> None:
+        """Take in a pod, of whichever kind, that appeared, changed or vanished."""
+        if isinstance(old, Worker) or isinstance(new, Worker):
+            self._take(self._workers, old, new, GATHER)
+            return
         self._regulator.observe(old, new)
         self._take(self._pods, old, new, GATHER)
 
@@ -289,6 +315,8 @@ class Reconciler:
         self._templates.pop(key, None)
         self._curves.pop(key, None)
         self._found.pop(key, None)
+        self._calibrated.pop(key, None)
+        self._calibrator.forget(key)
         self._targets.pop(key, None)
         self._published.discard(key)
         self._foreign.pop(key, None)
@@ -331,6 +359,7 @@ class Reconciler:
             if blocked is not None and blocked.reason == conditions.OTHER_OPERATOR:
                 return self._leave(resource, blocked)
             self._foreign.pop(key, None)
+            await self._calibrate(resource, blocked)
             await self._publish(resource, blocked)
         except KubeRefused as error:
             if error.status == 404:
@@ -702,9 +731,44 @@ class Reconciler:
             return None
         name = spec.policy.break_even.curve_config_map
         text = None if name is None else await self._config_map(key, name)
-        versions = [engine.sglang for engine in self._regulator.engines(key) if engine.sglang]
-        found = self._found[key] = curves.find(spec, text, versions)
+        try:
+            own = await self._calibrator.curve(key)
+        except KubeError as error:
+            # One that nobody named is done without until it can be read.
+            log.warning("%s/%s: the calibrated curve was not read: %s", *key, error)
+            own = None
+        found = self._found[key] = curves.find(spec, text, self._seen(key), own)
         return found
+
+    def _seen(self, key: Key) -> curves.Seen:
+        """What the engines of a SpecServe report of themselves."""
+        return status.reported(self._regulator.engines(key))
+
+    async def _calibrate(self, resource: _Resource, blocked: Trouble | None) -> None:
+        """Bring a calibration forward by a step, or end one that nobody asks for any more."""
+        key, target = resource.key, self._targets.get(resource.key)
+        subject = Subject(
+            owner=workload.Owner(key[1], key[0], resource.uid),
+            request=resource.calibrate,
+            spec=resource.spec,
+            blocked=blocked,
+            rolled_out=all(
+                one.rolled_out
+                for one in self._owned.get(key, {}).values()
+                if one.owner == resource.uid
+            ),
+            mode=self._regulator.mode(target) if target else "Auto",
+            overridden=self._regulator.standing.override is not None,
+            pods=list(self._pods.get(key, {}).values()),
+            workers=list(self._workers.get(key, {}).values()),
+            engines=self._regulator.engines(key),
+        )
+        said, again = await self._calibrator.look(
+            subject, self._seen(key), lambda: self._confirm(resource)
+        )
+        self._calibrated[key] = said
+        if again is not None:
+            self._queue.add(key, again)
 
     async def _config_map(self, key: Key, name: str) -> ConfigMapText:
         """What a ConfigMap holds; while the API server does not say, what it held."""
@@ -774,6 +838,7 @@ class Reconciler:
                 curve=(found.reason, found.message) if found else None,
                 live=self._regulator.live(resource.key),
                 switches=self._regulator.switches(resource.key),
+                calibrated=self._calibrated.get(resource.key),
             ),
             moments.iso(self._wall()),
             moments.iso,
@@ -804,8 +869,10 @@ class Reconciler:
                         resource.key, "Warning", condition["reason"], condition["message"] or "-"
                     )
                 )
-            elif condition["status"] == "True" and condition["type"] == conditions.READY:
-                self._notice(Notice(resource.key, "Normal", "Ready", condition["message"]))
+            elif condition["status"] == "True" and condition["type"] in _GOOD_NEWS:
+                self._notice(
+                    Notice(resource.key, "Normal", condition["type"], condition["message"])
+                )
 
     @property
     def foreign(self) -> int:
@@ -841,7 +908,10 @@ def _words(standing: Standing) -> str:
 
 
 def _asks(resource: _Resource) -> tuple[Any, ...]:
-    return resource.generation, resource.leaving, resource.rotate, resource.handed_to
+    return (
+        *(resource.generation, resource.leaving),
+        *(resource.rotate, resource.handed_to, resource.calibrate),
+    )
 
 
 def _parse(spec: Any) -> tuple[api.SpecServeSpec | None, str]:

@@ -241,11 +241,13 @@ class Regulator:
             return
         rebooted = steered.pod.boot != new.boot or steered.pod.ip != new.ip
         returned = new.usable and not steered.pod.usable
+        moved = (steered.pod.aside is None) is not (new.aside is None)
         ended = steered.pod.boot != new.boot
         steered.pod = new
         if ended:
             self._ended(steered)
-        if rebooted:
+        # Who measures a pod that is aside has it do what no policy decided, under other traffic.
+        if rebooted or moved:
             steered.restart(self._clock())
         if new.usable and (rebooted or returned):
             steered.read_wanted = True
@@ -272,6 +274,18 @@ class Regulator:
         """Whether both arms of some batch were timed in the engines of a SpecServe."""
         fleet = self._fleets.get(key)
         return fleet is not None and fleet.live
+
+    async def ask(self, pod: Pod) -> Reading | None:
+        """Ask a pod that is aside for its load; None if it does not say."""
+        target = self._targets.get(pod.key)
+        fleet = self._fleets.get(pod.key)
+        steered = None if fleet is None else fleet.pods.get(pod.uid)
+        if target is None or steered is None or steered.pod.ip is None:
+            return None
+        try:
+            return await self._engines.load(self._endpoint(steered, target))
+        except EngineError:
+            return None
 
     def switches(self, key: Key) -> tuple[decisions.Switch, ...]:
         """The last changes that engines of a SpecServe confirmed."""
@@ -500,6 +514,7 @@ class Regulator:
             steered.read_wanted = True
         steered.ranks = reading.ranks
         steered.cache_tokens = reading.cache_tokens
+        steered.gpu = self._shared(reading.gpu)
         now = self._clock()
         if now - reading.age < steered.born:
             return  # what Prometheus knows is of the engine process before this one
@@ -553,7 +568,9 @@ class Regulator:
         for name in ("tiers", "fallback", "availableSteps"):
             if steered.readback.get(name):
                 steered.readback[name] = self._shared(steered.readback[name])
-        steered.sglang = self._shared(str((answer.get("versions") or {}).get("sglang") or ""))
+        versions = answer.get("versions") or {}
+        steered.sglang = self._shared(str(versions.get("sglang") or ""))
+        steered.plugin = self._shared(str(versions.get("plugin") or ""))
         steered.astray = directive.astray(answer)
         steered.read_at = now
         steered.read_wanted = steered.unsure = False

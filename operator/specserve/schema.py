@@ -389,6 +389,12 @@ def _columns() -> list[dict[str, Any]]:
             "Why speculation was last switched.",
             priority=1,
         ),
+        column(
+            "Curve",
+            '.status.conditions[?(@.type=="Calibrated")].reason',
+            "Reason of the condition Calibrated: whether a curve was measured in the cluster.",
+            priority=1,
+        ),
         column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date"),
     ]
 

@@ -51,6 +51,11 @@ class Settings(BaseModel):
     api_connections: int = Field(
         default=64, ge=4, description="Calls to the API server under way at once, but watches."
     )
+    image: str = Field(
+        default="",
+        description="Image of the operator itself, which the Jobs of calibrations run; without "
+        "it none is made.",
+    )
     engine_image: str = Field(
         default="", description="Image of engines whose SpecServe names none."
     )

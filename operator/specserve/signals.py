@@ -36,6 +36,7 @@ class Reading:
         ranks: Data-parallel ranks that the numbers cover.
         cache_tokens: Tokens that the KV caches hold, all ranks added up; None if not reported.
         age: Seconds since the numbers were taken; 0 where the engine was asked itself.
+        gpu: What it runs on, empty if it does not say.
     """
 
     stamp: float | None
@@ -46,6 +47,7 @@ class Reading:
     ranks: int
     cache_tokens: int | None = None
     age: float = 0.0
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,12 @@ def from_loads(body: Any) -> Reading:
         tokens_total=None,
         ranks=len(shares),
         cache_tokens=_sum(shares, "max_total_num_tokens"),
+        gpu=_text(body.get("accelerator")),
     )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Reading:

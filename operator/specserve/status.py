@@ -10,6 +10,7 @@ from typing import Any
 
 from specserve import api, conditions, names
 from specserve.conditions import Condition
+from specserve.curves import Seen
 from specserve.decisions import LONGEST_REASON, Switch, recent
 from specserve.observed import Owned, Pod, Trouble
 
@@ -43,7 +44,9 @@ class Engine:
         switched_why: Why, in one line.
         effective: Whether draft tokens are accepted; None if that was not seen yet.
         crashed: Whether the engine ended too often while it speculated.
-        sglang: Version that it reports, empty if it was not read.
+        sglang: Version of SGLang that it reports, empty if it was not read.
+        plugin: Version of the plugin, likewise.
+        gpu: What it runs on, empty if it does not say.
     """
 
     name: str
@@ -68,6 +71,17 @@ class Engine:
     effective: bool | None = None
     crashed: bool = False
     sglang: str = ""
+    plugin: str = ""
+    gpu: str = ""
+
+
+def reported(engines: Sequence[Engine]) -> Seen:
+    """What engines report of themselves, as far as they are read."""
+    return Seen(
+        sglang=frozenset(one.sglang for one in engines if one.sglang),
+        plugin=frozenset(one.plugin for one in engines if one.plugin),
+        gpus=frozenset(one.gpu for one in engines if one.gpu),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,7 @@ class Observation:
         curve: Reason and message about the curve known beforehand; None if none was looked for.
         live: Whether live round times of the engines are known.
         switches: The last ones that this process has seen.
+        calibrated: What calibrations in the cluster have come to; None if that was not looked at.
     """
 
     name: str
@@ -111,6 +126,7 @@ class Observation:
     curve: tuple[str, str] | None = None
     live: bool = False
     switches: Sequence[Switch] = ()
+    calibrated: Condition | None = None
 
 
 def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
@@ -124,10 +140,12 @@ def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
     # In one order, whatever the order in which they were found, or the words would differ.
     seen = replace(seen, engines=sorted(seen.engines, key=lambda engine: engine.name))
     alive = [pod for pod in seen.pods if pod.alive]
-    ready = sum(pod.usable for pod in alive)
+    ready = sum(pod.ready for pod in alive)
+    aside = sum(pod.ready and not pod.usable for pod in alive)
     desired = seen.spec.replicas if seen.spec else 0
     observed = [
         *_workload(seen, alive, ready, desired),
+        _available(ready - aside, desired, aside),
         _metrics(seen),
         _health(seen.engines),
         _control(seen),
@@ -137,6 +155,7 @@ def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
         _decides(seen),
         _draft(seen),
         _curve(seen),
+        *([seen.calibrated] if seen.calibrated else []),
     ]
     return {
         "observedGeneration": seen.generation,
@@ -182,21 +201,18 @@ def _workload(
             Condition("Ready", "False", stuck.reason, message),
             Condition("Reconciling", "False", stuck.reason, stuck.message),
             Condition("Stalled", "True", stuck.reason, stuck.message),
-            _available(ready, desired),
         ]
     if desired == 0 and not alive:
         return [
             Condition("Ready", "True", conditions.SCALED_TO_ZERO, "no pods are asked for"),
             Condition("Reconciling", "False", conditions.UP_TO_DATE),
             Condition("Stalled", "False", conditions.SPEC_ACCEPTED),
-            _available(ready, desired),
         ]
     if ready >= desired and rolled_out:
         return [
             Condition("Ready", "True", conditions.REPLICAS_READY, f"{ready}/{desired} pods ready"),
             Condition("Reconciling", "False", conditions.UP_TO_DATE),
             Condition("Stalled", "False", conditions.SPEC_ACCEPTED),
-            _available(ready, desired),
         ]
     words = f"{ready}/{desired} pods ready"
     reason = conditions.REPLICAS_NOT_READY
@@ -217,7 +233,6 @@ def _workload(
         else Condition("Ready", "False", reason, words),
         rollout,
         Condition("Stalled", "False", conditions.SPEC_ACCEPTED),
-        _available(ready, desired),
     ]
 
 
@@ -249,11 +264,14 @@ def _severity(trouble: Trouble) -> int:
         return len(_SEVERITY)
 
 
-def _available(ready: int, desired: int) -> Condition:
-    if ready:
-        return Condition("Available", "True", conditions.REPLICAS_READY, f"{ready} pods serve")
+def _available(serving: int, desired: int, aside: int) -> Condition:
+    if serving:
+        return Condition("Available", "True", conditions.REPLICAS_READY, f"{serving} pods serve")
     if desired == 0:
         return Condition("Available", "False", conditions.SCALED_TO_ZERO, "no pods are asked for")
+    if aside:
+        words = "the only pod is out of its Service, to be calibrated"
+        return Condition("Available", "False", conditions.RUNNING, words)
     return Condition("Available", "False", conditions.REPLICAS_NOT_READY, "no pod is ready")
 
 

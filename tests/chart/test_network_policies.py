@@ -27,6 +27,7 @@ IMPOSTOR = Pod(
 HOUSEMATE = Pod(NAMESPACE, {"app": "other"})
 ENGINE = Pod("team", names.labels("chat"))
 OTHER_ENGINE = Pod("team", names.labels("code"))
+CALIBRATION = Pod("team", names.calibration_labels("chat"))
 
 
 def world(values=None):
@@ -53,6 +54,19 @@ def test_only_the_operator_reaches_the_admin_port(values):
     assert allowed(policies, operator, ENGINE, names.PORT_ADMIN)
     for other in (CLIENT, NEIGHBOUR, PROMETHEUS, IMPOSTOR, HOUSEMATE, OTHER_ENGINE, ENGINE):
         assert not allowed(policies, other, ENGINE, names.PORT_ADMIN)
+
+
+def test_what_measures_an_engine_reaches_its_admin_port_and_no_other_ones():
+    _, policies = world()
+    for port in (names.PORT_ADMIN, names.PORT_SERVING):
+        assert allowed(policies, CALIBRATION, ENGINE, port)
+    others = (
+        Pod("team", names.calibration_labels("code")),
+        Pod("elsewhere", names.calibration_labels("chat")),
+    )
+    for other in others:
+        assert not allowed(policies, other, ENGINE, names.PORT_ADMIN)
+    assert not allowed(policies, CALIBRATION, OTHER_ENGINE, names.PORT_ADMIN)
 
 
 def test_serving_and_metrics_stay_as_open_as_they_were():

@@ -200,11 +200,17 @@ async def live(stage, made):
             "ownerReferences": [owner_reference(Owner("chat", SERVED, made["metadata"]["uid"]))],
         }
     }
+    # One is calibrated, which takes a while; the edits below replace the pod that is measured.
+    stage.kubelet.works = False
+    calibrate = {"metadata": {"annotations": {names.ANNOTATION_CALIBRATE: "1"}}}
+    await stage.edit(policy={"breakEven": {"calibration": {"lastPod": "Take"}}})
+    await stage.api.merge(stage.at(names.PLURAL, "chat"), calibrate)
     spec = (await stage.deployment())["spec"]
     await stage.api.post(path("services", SERVED), {**left, "spec": {"ports": [{"port": 80}]}})
     await stage.api.post(path("deployments", SERVED), {**left, "spec": {**spec, "replicas": 0}})
     hub = {"metadata": {"name": "hub"}, "stringData": {"token": "x"}}
     await stage.api.post(path("secrets", SERVED), hub)
+    await eventually(lambda: stage.api.items("jobs", SERVED), 15, "the Job of a calibration")
     await stage.edit(replicas=2, model={"tokenSecretRef": {"name": "hub", "key": "token"}})
     rotate = {"metadata": {"annotations": {names.ANNOTATION_ROTATE: "1"}}}
     await stage.api.merge(stage.at(names.PLURAL, "chat"), rotate)
@@ -217,6 +223,7 @@ async def live(stage, made):
         stage.at("deployments", "left"),
     )
     await stage.kubelet.running("chat", 2)
+    await stage.has("Calibrated", "False", "Failed")
     await stage.ready()
 
 

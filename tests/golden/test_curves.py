@@ -6,6 +6,7 @@ from specserve import api, curves
 from specserve_sim.profile import load_profile, profile_names
 from tests.golden.curves import FOLDER, curve
 
+SEEN = curves.Seen(sglang=frozenset({"0.5.23"}), plugin=frozenset({"0.1.0"}))
 MODEL, DRAFT = "hf://example-org/model-a", "hf://example-org/draft-a"
 
 
@@ -82,7 +83,7 @@ def test_a_calibrated_curve_takes_precedence():
     found = curves.find(
         spec(curveConfigMap="measured", profile="h200-b"),
         document(model=MODEL, draft=DRAFT, sglang="0.5.23", date="2026-11-29"),
-        ["0.5.23"],
+        SEEN,
     )
     assert found.reason == "Calibrated"
     assert found.curve is not None
@@ -96,16 +97,17 @@ def test_a_calibrated_curve_takes_precedence():
         ({"model": "hf://other/model"}, "model hf://other/model, and here it is " + MODEL),
         ({"draft": "hf://other/draft"}, "draft hf://other/draft"),
         ({"sglang": "0.5.16"}, "sglang 0.5.16, and here it is 0.5.23"),
+        ({"plugin": "0.0.9"}, "plugin 0.0.9, and here it is 0.1.0"),
         ({"tensor_parallel": 8}, "tensorParallel 8, and here it is 1"),
     ],
 )
 def test_a_curve_of_something_else_is_stale(provenance: dict, said: str):
     text = document(**{"sglang": None, **provenance})
-    found = curves.find(spec(curveConfigMap="measured"), text, ["0.5.23"])
+    found = curves.find(spec(curveConfigMap="measured"), text, SEEN)
     assert (found.curve, found.reason) == (None, "Stale")
     assert said in found.message
     # Without a profile nothing stands in for it; with one, what is to be mended is still said.
-    found = curves.find(spec(curveConfigMap="measured", profile="h200-b"), text, ["0.5.23"])
+    found = curves.find(spec(curveConfigMap="measured", profile="h200-b"), text, SEEN)
     assert (found.curve, found.reason) == (curves.shipped("h200-b"), "Stale")
     assert "profile h200-b" in found.message
 

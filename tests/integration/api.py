@@ -32,6 +32,7 @@ _GROUPS = {
     "events": "/api/v1",
     "deployments": "/apis/apps/v1",
     "replicasets": "/apis/apps/v1",
+    "jobs": "/apis/batch/v1",
     "leases": "/apis/coordination.k8s.io/v1",
     names.PLURAL: f"/apis/{names.API_VERSION}",
 }

@@ -22,6 +22,7 @@ from tests.cluster.apiclient import ApiError
 from tests.cluster.claims import claim
 from tests.integration.api import Api, eventually, path
 from tests.integration.played_engine import PlayedEngine, Running, config_of
+from tests.integration.played_worker import PlayedWorker
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -189,7 +190,9 @@ class Kubelet:
     """Plays the pods of one namespace.
 
     Attributes:
-        pods: Those it runs, by name.
+        pods: Those of engines that it runs, by name.
+        workers: Those of Jobs, by name; ended ones are kept.
+        works: Whether pods of Jobs run.
         pulls: Whether images can be pulled; `resync` after a change.
         loads: Whether engines finish loading by themselves.
         finishes: Whether deletions of pods are finished; `resync` after a change.
@@ -200,6 +203,9 @@ class Kubelet:
 
     def __init__(self, api: Api, namespace: str, folder: Path) -> None:
         self.pods: dict[str, PlayedPod] = {}
+        self.workers: dict[str, PlayedWorker] = {}
+        self.works = True
+        self._runs: dict[str, asyncio.Task[None]] = {}
         self.pulls = self.loads = self.finishes = self.mounts = True
         self.tune: Callable[[EngineConfig], EngineConfig] = lambda config: config
         self.begin: Callable[[PlayedEngine], object] = lambda _: None
@@ -223,7 +229,7 @@ class Kubelet:
     async def __aexit__(self, *_: object) -> None:
         """Clear the namespace: a pod without its kubelet would never leave."""
         self.finishes = True
-        for kind in (names.PLURAL, "deployments", "replicasets"):
+        for kind in (names.PLURAL, "deployments", "replicasets", "jobs"):
             with contextlib.suppress(ApiError):  # the CRD may be gone
                 await self._api.delete(path(kind, self._namespace), propagationPolicy="Background")
         await self.resync()
@@ -232,7 +238,11 @@ class Kubelet:
         finally:
             for task in self._tasks:
                 task.cancel()
-            outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
+            for worker in self.workers.values():
+                worker.stop()
+            outcomes = await asyncio.gather(
+                *self._tasks, *self._runs.values(), return_exceptions=True
+            )
             for pod in list(self.pods.values()):
                 await pod.stop()
         for outcome in outcomes:
@@ -317,6 +327,9 @@ class Kubelet:
         meta, spec = item["metadata"], item["spec"]
         if not spec.get("nodeName"):
             return
+        if (meta.get("labels") or {}).get(names.LABEL_COMPONENT) == names.COMPONENT_CALIBRATION:
+            await self._bring_worker(item)
+            return
         pod = self.pods.get(meta["name"])
         if pod is None or pod.uid != meta["uid"]:
             instance = (meta.get("labels") or {}).get(names.LABEL_INSTANCE, "")
@@ -342,6 +355,38 @@ class Kubelet:
             await self._wait_once(pod, "CreateContainerConfigError", missing)
         else:
             await self.start_engine(pod)
+
+    async def _bring_worker(self, item: Any) -> None:
+        name = item["metadata"]["name"]
+        worker = self.workers.setdefault(name, PlayedWorker(item, self.folder))
+        worker.item = item
+        ended = (item.get("status") or {}).get("phase") in {"Failed", "Succeeded"}
+        if item["metadata"].get("deletionTimestamp"):
+            if name in self._runs and not self._runs[name].done():
+                worker.stop()
+            else:
+                await self._api.delete(path("pods", self._namespace, name), gracePeriodSeconds=0)
+        elif self.works and not ended and name not in self._runs:
+            self._runs[name] = asyncio.create_task(self._run(worker))
+
+    async def _run(self, worker: PlayedWorker) -> None:
+        status = await worker.run()
+        at = path("pods", self._namespace, worker.name)
+        with contextlib.suppress(ApiError):  # it may be gone
+            await self._api.merge(f"{at}/status", {"status": status})
+        item = await self._api.find(at)
+        if item is not None and item["metadata"].get("deletionTimestamp"):
+            await self._api.delete(at, gracePeriodSeconds=0)
+
+    async def worker(self, within: float = 15.0) -> PlayedWorker:
+        """Wait until a process of a Job runs; returns the last one."""
+
+        def runs() -> PlayedWorker | None:
+            found = list(self.workers.values())
+            return found[-1] if found and found[-1].process else None
+
+        found: PlayedWorker = await eventually(runs, within, "a worker to run")
+        return found
 
     async def _wait_once(self, pod: PlayedPod, reason: str, message: str) -> None:
         statuses = (pod.item.get("status") or {}).get("containerStatuses") or [{}]

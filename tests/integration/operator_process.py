@@ -64,6 +64,7 @@ class OperatorProcess:
             "namespace": NAMESPACE,
             "identity": self.identity,
             "http_port": str(self.port),
+            "image": "specserve-operator:1",
             **settings,
         }
         self.settings = given

@@ -76,6 +76,14 @@ async def test_every_right_is_used(start_operator, stage):
     )
     operator = start_operator()
     await operator.leads()
+    # One is calibrated, which takes a while; the edits below replace the pod that is measured.
+    stage.kubelet.works = False
+    calibrate = {"metadata": {"annotations": {names.ANNOTATION_CALIBRATE: "1"}}}
+    await stage.edit(policy={"breakEven": {"calibration": {"lastPod": "Take"}}})
+    await stage.api.merge(stage.at(names.PLURAL, "chat"), calibrate)
+    await eventually(
+        lambda: stage.api.items("jobs", stage.namespace), 15, "the Job of a calibration"
+    )
     await stage.api.post(
         path("secrets", stage.namespace),
         {"metadata": {"name": "hub"}, "stringData": {"token": "x"}},
@@ -93,6 +101,7 @@ async def test_every_right_is_used(start_operator, stage):
         return not any([await stage.api.find(stage.at(*one)) for one in gone])
 
     await eventually(pruned, 15, "what is not asked for to be pruned")
+    await stage.has("Calibrated", "False", "Failed")
     await stage.kubelet.running("chat", 2)
     await stage.ready()
     unused = granted() - used(own(stage.cluster)) - SPARE

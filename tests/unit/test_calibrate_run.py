@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from specserve.bench import connection
+from specserve.bench.client import Client
 from specserve.calibrate import command
+from specserve.policy import directive
 from specserve.policy.curve import Curve
 from specserve_sim.engine import EngineConfig
 from specserve_sim.launch import running_engine
@@ -133,6 +135,47 @@ async def test_what_cannot_be_calibrated_is_said(tmp_path, capsys):
         assert await calibrate(running, file, "--against", broken) == 2
         assert "cells" in capsys.readouterr().err
     assert not file.exists()
+
+
+async def test_a_curve_fits_into_the_bytes_that_are_kept_of_it(tmp_path, capsys):
+    file = tmp_path / "curve.json"
+    async with engine(tmp_path) as running:
+        given = ("--sizes", "1,4", "--repeats", 1)
+        assert await calibrate(running, file, *given, "--most-bytes", 400) == 2
+        assert "may take" in capsys.readouterr().err
+        assert len(running.engine.applied) == 0
+        assert await calibrate(running, file, *given, "--most-bytes", 4096) == 0
+    text = file.read_text()
+    assert "\n" not in text
+    assert len(text) <= 4096
+    assert {point.batch for point in Curve.from_json(text).document.cells} == {1, 4}
+
+
+async def test_an_engine_is_steered_in_the_name_of_who_has_let_go_of_it(tmp_path, capsys):
+    file = tmp_path / "curve.json"
+    async with engine(tmp_path) as running:
+        state = running.engine.control.read_back(0.0)
+        held = directive.body(
+            {"mode": "off", "draftKv": "cold", "fallback": {"mode": "off", "draftKv": "cold"}},
+            pod_uid=state["podUID"],
+            boot_id=state["bootID"],
+            epoch=state["epoch"] + 1,
+            holder="system/specserve",
+            lease_seconds=60,
+            deadline_ms=2000,
+            reason="held",
+        )
+        async with Client() as client:
+            reply = await client.call(
+                "PUT", f"{running.admin_url}/v1/speculation", bearer=TOKEN, body=held, seconds=5
+            )
+        assert reply.status == 200
+        given = ("--sizes", "1", "--repeats", 1, "--steps", 3)
+        assert await calibrate(running, file, *given, "--holder", "other/one") == 2
+        assert "system/specserve steers this engine" in capsys.readouterr().err
+        assert await calibrate(running, file, *given, "--holder", "system/specserve") == 0
+        after = running.engine.control.read_back(0.0)
+        assert (after["mode"], after["lease"]["holder"]) == ("off", "system/specserve")
 
 
 async def test_a_curve_is_printed_if_the_disk_is_full(tmp_path, capsys):

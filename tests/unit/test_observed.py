@@ -397,3 +397,67 @@ def test_credentials_are_read_and_never_shown():
 def test_a_secret_without_data_has_no_tokens():
     meta = {"name": "x", "namespace": "team", "uid": "u"}
     assert observed.credentials({"metadata": meta, "data": None}).tokens == ()
+
+
+def worker_ended(code: int, message: str) -> dict[str, Any]:
+    done = {"exitCode": code, "message": message, "reason": "OOMKilled"}
+    return {"name": "calibrate", "state": {"terminated": done}}
+
+
+# -- calibrations ---------------------------------------------------------------------------
+
+
+def taken_aside(**changes: Any) -> dict[str, Any]:
+    item = pod(**changes)
+    item["metadata"]["labels"] |= {names.LABEL_PART_OF: names.ASIDE}
+    item["metadata"]["annotations"] = {
+        names.ANNOTATION_CALIBRATION: "r1",
+        names.ANNOTATION_ASIDE_SINCE: "2030-01-01T00:00:00Z",
+    }
+    return item
+
+
+def test_a_pod_that_is_aside_is_ready_and_not_usable():
+    seen = observed.pod(taken_aside())
+    assert (seen.usable, seen.ready, seen.alive) == (False, True, True)
+    assert (seen.aside, seen.since) == ("r1", "2030-01-01T00:00:00Z")
+    assert not observed.pod(taken_aside(ready=False)).ready
+    assert not observed.pod(taken_aside(deletionTimestamp="2030-01-01T00:00:00Z")).ready
+    serving = observed.pod(pod())
+    assert (serving.usable, serving.ready, serving.aside) == (True, True, None)
+
+
+def measuring(**status: Any) -> dict[str, Any]:
+    item = pod("chat-cal-1-x")
+    item["metadata"]["labels"] = {
+        **names.calibration_labels("chat"),
+        names.LABEL_JOB: "chat-cal-1",
+    }
+    item["status"] = status
+    return item
+
+
+def test_a_pod_that_measures_is_no_engine():
+    seen = observed.either(measuring(phase="Running"))
+    assert isinstance(seen, observed.Worker)
+    assert (seen.key, seen.job, seen.exit_code) == (("team", "chat"), "chat-cal-1", None)
+    assert isinstance(observed.either(pod()), observed.Pod)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        ({"containerStatuses": [worker_ended(0, "{}")]}, 0, "{}"),
+        ({"containerStatuses": [worker_ended(137, "")]}, 137, "OOMKilled"),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
+            -1,
+            "low on memory",
+        ),
+        ({"phase": "Failed", "reason": "Evicted"}, -1, "Evicted"),
+        ({"phase": "Pending"}, None, ""),
+    ],
+)
+def test_its_last_words_are_read(status, code, words):
+    seen = observed.worker(measuring(**status))
+    assert (seen.exit_code, seen.words) == (code, words)

@@ -93,6 +93,45 @@ async def test_pods_that_are_not_usable_are_not_called():
 
 
 @in_virtual_time
+async def test_a_pod_that_is_aside_is_told_nothing_and_looked_at_anew_on_its_return():
+    async with world() as w:
+        w.regulator.configure(target())
+        engine = w.add()
+        w.add("u2", "10.0.0.2")
+        await asyncio.sleep(2)
+        w.edit(usable=False, aside="r1")
+        assert [one.name for one in w.regulator.engines(KEY)] == ["chat-u2"]
+        await asyncio.sleep(1)
+        w.engines.calls.clear()
+        # Who measures it has it do this and that, in our name.
+        engine.steer("off", holder=HOLDER, lease=5)
+        engine.running = 99
+        await asyncio.sleep(90)
+        assert {call.uid for call in w.engines.calls} == {"u2"}
+        told = await w.regulator.ask(w.pods["u1"])
+        assert told is not None
+        assert told.running == 99
+        engine.running = 0
+        w.edit(usable=True, aside=None)
+        await asyncio.sleep(2)
+        (order,) = w.engines.of("switch", "u1")
+        assert order.body["epoch"] > 2
+        assert engine.mode == "on"
+        assert w.events("SpeculationSwitchFailed") == []
+
+
+@in_virtual_time
+async def test_a_pod_that_cannot_be_asked_says_nothing():
+    async with world() as w:
+        w.add(faults={"load": "reset"})
+        assert await w.regulator.ask(w.pods["u1"]) is None  # nobody is served
+        w.regulator.configure(target())
+        assert await w.regulator.ask(w.pods["u1"]) is None
+        w.vanish()
+        assert await w.regulator.ask(pod(KEY, "u1", "10.0.0.1")) is None
+
+
+@in_virtual_time
 async def test_the_beat_goes_on_with_nothing_to_do():
     async with world() as w:
         await asyncio.sleep(30)

@@ -68,6 +68,7 @@ def seen(**changes: Any) -> Observation:
         requests=64,
         period_milliseconds=None,
         previous={},
+        calibrated=conditions.Condition("Calibrated", "True", conditions.MEASURED),
     )
     return replace(well, **changes)
 
@@ -104,6 +105,7 @@ def test_all_is_well():
         "StrategyDecides": "True",
         "DraftEffective": "Unknown",
         "CurveKnown": "True",
+        "Calibrated": "True",
     }
     assert (made["ready"], made["speculation"]["summary"]) == ("1/1", "On 1/1")
     assert made["observedGeneration"] == 2

@@ -123,14 +123,18 @@ app.kubernetes.io/component: operator
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, list, watch, create, patch]
-# The break-even curves that a SpecServe names.
+# The break-even curves that a SpecServe names, and the one that is measured of it.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get]
-# Engine pods are read, never written.
+  verbs: [get, create, patch]
+# Engine pods are read; the label that keeps one in its Service is written.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, patch]
+# What measures a pod that was taken out of its Service.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, create, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -37,11 +37,17 @@ class Steering:
         found: The read-back at the beginning.
     """
 
-    def __init__(self, client: Client, connection: Connection, found: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        found: Mapping[str, Any],
+        holder: str | None = None,
+    ) -> None:
         self.found = found
         self._client = client
         self._connection = connection
-        self._holder = f"specserve/{socket.gethostname()}-{os.getpid()}"[:320]
+        self._holder = holder or f"specserve/{socket.gethostname()}-{os.getpid()}"[:320]
         self._last: dict[str, Any] | None = None
         self._lock = asyncio.Lock()
 
@@ -128,8 +134,16 @@ class Steering:
 
 
 @contextlib.asynccontextmanager
-async def steering(client: Client, connection: Connection) -> AsyncIterator[Steering]:
+async def steering(
+    client: Client, connection: Connection, *, holder: str | None = None
+) -> AsyncIterator[Steering]:
     """Hold an engine for the length of a `with` block; what was found is put back at its end.
+
+    Args:
+        client: To call with.
+        connection: Where the engine is.
+        holder: In whose name to steer; a lease of his own is no objection, as he has let go of
+            the engine. A name of this process if None.
 
     Raises:
         NotSteerable: There is no plugin, the token does not fit, the engine has no live control,
@@ -143,13 +157,13 @@ async def steering(client: Client, connection: Connection) -> AsyncIterator[Stee
         # Nobody renews it any more: an earlier run has put the engine back.
         await asyncio.sleep(_remaining(found) + _PAUSE_SECONDS)
         found = await read_back(client, connection)
-    if _remaining(found) > 0:
-        lease = found["lease"]
+    lease = found.get("lease") or {}
+    if _remaining(found) > 0 and lease.get("holder") != holder:
         raise NotSteerable(
             f"{lease.get('holder')} steers this engine for {lease['remainingSeconds']:.0f} s "
             "more; set its SpecServe to mode Observe and wait, or measure an engine of your own"
         )
-    hand = Steering(client, connection, found)
+    hand = Steering(client, connection, found, holder)
     renewal = asyncio.create_task(hand.renew())
     try:
         yield hand

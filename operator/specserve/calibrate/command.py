@@ -73,6 +73,11 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     connection.add_arguments(parser)
+    parser.add_argument(
+        "--holder",
+        help="steer the engine in this name: that of an operator which has let go of it while its "
+        "lease still runs (default: a name of this process)",
+    )
     sweep = parser.add_argument_group("the sweep")
     sweep.add_argument(
         "--sizes",
@@ -104,6 +109,13 @@ def add_parser(commands: Any) -> None:
         "--gpu", help="GPU, such as '1 x NVIDIA H200'; few servers tell, and none is guessed"
     )
     out.add_argument("--interconnect", help="what links the GPUs, such as NVLink")
+    out.add_argument(
+        "--most-bytes",
+        type=int,
+        metavar="N",
+        help="write the curve in one line of at most so many bytes; a sweep whose curve would "
+        "not fit is not begun",
+    )
     out.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
 
@@ -139,11 +151,14 @@ async def calibrate(options: argparse.Namespace, target: Connection) -> int:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(Client())
             described = await server.describe(client, target)
-            hand = await stack.enter_async_context(steering.steering(client, target))
+            hand = await stack.enter_async_context(
+                steering.steering(client, target, holder=options.holder)
+            )
             accelerator, room = await _room(client, target, described)
             sizes = _sizes(options, room)
             steps = _steps(options, hand.available_steps)
             origin = _provenance(options, described, hand.found, accelerator, target)
+            _must_fit(options, sizes, steps, origin)
             wish = Wish(Api.GENERATE, described.model, options.max_new_tokens, stream=False)
             # Not a secret: it only has to differ from run to run.
             source = random.Random()  # noqa: S311
@@ -235,6 +250,25 @@ def _steps(options: argparse.Namespace, available: "Sequence[int]") -> list[int]
     return list(options.steps or above)
 
 
+def _must_fit(
+    options: argparse.Namespace, sizes: "Sequence[int]", steps: "Sequence[int]", origin: Any
+) -> None:
+    from specserve.calibrate import fit  # noqa: PLC0415
+
+    if options.most_bytes is None:
+        return
+    # No figure of a curve is longer than these.
+    longest = [
+        fit.Ratio(size, count, 99.9999, 99.9999, (), 1.0, 0) for size in sizes for count in steps
+    ]
+    bytes_needed = len(fit.curve_of(longest, origin).to_json(compact=True).encode())
+    if bytes_needed > options.most_bytes:
+        raise BadOption(
+            f"--most-bytes: the curve of {len(sizes)} sizes and {len(steps)} step counts may "
+            f"take {bytes_needed} bytes, above {options.most_bytes}: name fewer --sizes"
+        )
+
+
 def _provenance(
     options: argparse.Namespace,
     described: "Server",
@@ -314,4 +348,5 @@ def _report(
             )
     for doubt in doubts:
         screen.print_line(doubt)
-    return save("--output", options.output, curve.to_json()) or (1 if doubts else 0)
+    text = curve.to_json(compact=options.most_bytes is not None)
+    return save("--output", options.output, text) or (1 if doubts else 0)

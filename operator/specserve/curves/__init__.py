@@ -4,14 +4,14 @@ The files beside this module are made by `python -m tests.golden.curves` of what
 Reads no clock, and nothing but the package's own files.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Final, Literal
 
 from specserve import api, workload
-from specserve.policy.curve import Curve, CurveError
+from specserve.policy.curve import Curve, CurveError, Provenance
 
 #: Key of a ConfigMap that holds a curve.
 KEY: Final = "curve.json"
@@ -51,6 +51,24 @@ class ConfigMapText:
     kind: Literal["ConfigMap", "file"] = "ConfigMap"
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the engines report of themselves, as far as they are read.
+
+    Attributes:
+        sglang: Versions of SGLang.
+        plugin: Versions of the plugin.
+        gpus: GPUs, where the engines tell.
+    """
+
+    sglang: frozenset[str] = frozenset()
+    plugin: frozenset[str] = frozenset()
+    gpus: frozenset[str] = frozenset()
+
+
+NOTHING_SEEN: Final = Seen()
+
+
 def shipped_names() -> tuple[str, ...]:
     """Names of the curves that come with the operator."""
     found = (entry.name for entry in files(__name__).iterdir())
@@ -71,31 +89,57 @@ def shipped(name: str) -> Curve:
 
 
 def find(
-    spec: api.SpecServeSpec, config_map: ConfigMapText | None, sglang: Iterable[str] = ()
+    spec: api.SpecServeSpec,
+    named: ConfigMapText | None,
+    seen: Seen = NOTHING_SEEN,
+    own: ConfigMapText | None = None,
 ) -> Found:
-    """The best curve that the policy names and that fits.
+    """The best curve there is that fits: one that is named, one measured here, a profile.
 
     Args:
         spec: Names the curves, and what they must be of.
-        config_map: What `policy.breakEven.curveConfigMap` holds, None if it names none.
-        sglang: Versions that the engines report, as far as they are read.
+        named: What `policy.breakEven.curveConfigMap` holds, None if it names none.
+        seen: What runs.
+        own: What a calibration in the cluster has written, None if there was none.
     """
     chosen = spec.policy.break_even
-    calibrated = None if config_map is None else _calibrated(spec, config_map, sglang)
-    if calibrated is not None and (calibrated.curve is not None or chosen.profile is None):
-        return calibrated
-    if chosen.profile is None:
-        return Found(None, "NoCurve", "policy.breakEven names no profile and no curveConfigMap")
-    profile = _profile(spec, chosen.profile)
-    if calibrated is None:
-        return profile
+    candidates = []
+    if named is not None:
+        candidates.append(judge(spec, named, seen))
+    if own is not None:
+        candidates.append(judge(spec, own, seen, own=True))
+    if chosen.profile is not None:
+        candidates.append(_profile(spec, chosen.profile))
+    if not candidates:
+        return Found(
+            None,
+            "NoCurve",
+            "no curve was calibrated, and policy.breakEven names no profile and no curveConfigMap",
+        )
+    first = candidates[0]
+    for found in candidates:
+        if found.curve is not None:
+            break
+    else:
+        found = candidates[-1]
+    if found is first:
+        return first
     # The one that should have been used comes first: it is the one to mend.
-    return Found(profile.curve, calibrated.reason, f"{calibrated.message}; {profile.message}")
+    return Found(found.curve, first.reason, f"{first.message}; {found.message}")
 
 
-def _calibrated(
-    spec: api.SpecServeSpec, config_map: ConfigMapText, sglang: Iterable[str]
+def judge(
+    spec: api.SpecServeSpec, config_map: ConfigMapText, seen: Seen, *, own: bool = False
 ) -> Found:
+    """Whether the curve of a ConfigMap can be read, and is of what runs.
+
+    Args:
+        spec: What is to run.
+        config_map: What it holds.
+        seen: What runs.
+        own: Whether the operator has had it measured: the GPU is then in words that it can
+            compare with its own.
+    """
     where = f"{config_map.kind} {config_map.name}"
     if config_map.text is None:
         return Found(None, "Unreadable", f"{where}: {config_map.problem}")
@@ -103,19 +147,43 @@ def _calibrated(
         curve = _parsed(config_map.text)
     except CurveError as error:
         return Found(None, "Unreadable", f"{where}, {KEY}: {error}")
-    origin = curve.provenance
-    wanted: tuple[tuple[str, object, object], ...] = (
-        ("model", origin.model, spec.model.source),
-        ("draft", origin.draft, spec.draft.source),
-        ("tensorParallel", origin.tensor_parallel, _tensor_parallel(spec)),
-        *(("sglang", origin.sglang, version) for version in sorted(set(sglang))),
-    )
-    for name, theirs, ours in wanted:
-        if theirs is not None and ours is not None and theirs != ours:
-            return Found(
-                None, "Stale", f"{where} was measured with {name} {theirs}, and here it is {ours}"
-            )
+    changed = [
+        f"with {name} {theirs}, and here it is {ours}"
+        for name, theirs, ours in _pairs(spec, curve.provenance, seen, own=own)
+        if theirs is not None and ours is not None and theirs != ours
+    ]
+    if changed:
+        return Found(None, "Stale", f"{where} was measured {'; '.join(changed)}")
     return Found(curve, "Calibrated", _words(where, curve))
+
+
+def _pairs(
+    spec: api.SpecServeSpec, origin: Provenance, seen: Seen, *, own: bool
+) -> Iterator[tuple[str, object, object]]:
+    """What a curve was measured with beside what is here; None where that is not known."""
+    for name, theirs, part in (
+        ("model", origin.model, spec.model),
+        ("draft", origin.draft, spec.draft),
+    ):
+        # A curve that names no revision may be of any.
+        plain = theirs is not None and theirs == part.source
+        yield name, theirs, part.source if plain else weights_named(part)
+    yield "tensorParallel", origin.tensor_parallel, _tensor_parallel(spec)
+    for version in sorted(seen.sglang):
+        yield "sglang", origin.sglang, version
+    for version in sorted(seen.plugin):
+        yield "plugin", origin.plugin, version
+    if own and origin.gpu is not None and origin.gpu != workload.hardware(spec):
+        if seen.gpus:
+            for gpu in sorted(seen.gpus):
+                yield "gpu", origin.gpu, gpu
+        elif workload.is_hardware(origin.gpu):
+            yield "gpu", origin.gpu, workload.hardware(spec)
+
+
+def weights_named(part: api.Model | api.Draft) -> str | None:
+    """A model or draft as a curve names it: its source, and its revision where one is pinned."""
+    return part.source if part.revision is None else f"{part.source}@{part.revision}"
 
 
 def _tensor_parallel(spec: api.SpecServeSpec) -> int:

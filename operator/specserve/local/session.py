@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specserve import api, curves
+from specserve import api, curves, status
 from specserve.curves import ConfigMapText
 from specserve.engine import Endpoint, EngineClient, EngineError
 from specserve.local.news import Board
@@ -97,7 +97,7 @@ class Session:
         self.engines = Engines(client, self.places, state.clock)
         self.holder = holder_of(state.folder)
         self._wish = wish
-        self._versions: tuple[str, ...] = ()
+        self._seen = curves.NOTHING_SEEN
         self._said_curve = self._said_unsaved = ""
         self._soiled = asyncio.Event()
         self.regulator = Regulator(
@@ -251,9 +251,9 @@ class Session:
         for engine in self.regulator.engines(key):
             self.board.seen(engine)
         self.board.switched(self.regulator.switches(key))
-        versions = tuple(sorted({e.sglang for e in self.regulator.engines(key) if e.sglang}))
-        if versions != self._versions:
-            self._versions = versions
+        seen = status.reported(self.regulator.engines(key))
+        if seen != self._seen:
+            self._seen = seen
             self.target = self._configure()
 
     def _configure(self) -> Target:
@@ -271,7 +271,7 @@ class Session:
     def _curve(self) -> Any:
         if self._wish.spec.policy.strategy != "BreakEven":
             return None
-        found = curves.find(self._wish.spec, self._wish.curve, self._versions)
+        found = curves.find(self._wish.spec, self._wish.curve, self._seen)
         said = f"break-even curve: {found.message}"
         if found.curve is None:
             said += "; live rounds tell, and until then the threshold"

@@ -139,8 +139,13 @@ class Curve:
             place = ".".join(str(part) for part in first["loc"]) or "document"
             raise CurveError(f"{place}: {first['msg']}") from None
 
-    def to_json(self) -> str:
-        """The curve file."""
+    def to_json(self, *, compact: bool = False) -> str:
+        """The curve file, for people or in the fewest bytes: a line without counts of rounds."""
+        if compact:
+            left_out = {"cells": {"__all__": {"rounds"}}}
+            return self.document.model_dump_json(
+                by_alias=True, exclude_none=True, exclude=left_out
+            )
         return self.document.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n"
 
     @property
@@ -154,6 +159,22 @@ class Curve:
             {known: _at(row, math.log(max(batch, 1))) for known, row in self._by_steps.items()},
             steps,
         )
+
+
+def furthest(new: Curve, old: Curve) -> tuple[float, Point] | None:
+    """How far two curves are apart at most in the cells that they share, and in which one.
+
+    Returns:
+        The larger ratio over the smaller one, less 1, and the cell of `new`; None if they share
+        none.
+    """
+    before = {(point.batch, point.steps): point.ratio for point in old.document.cells}
+    apart = [
+        (max(known, point.ratio) / min(known, point.ratio) - 1, point)
+        for point in new.document.cells
+        if (known := before.get((point.batch, point.steps))) is not None
+    ]
+    return max(apart, key=lambda one: one[0], default=None)
 
 
 def across(ratios: Mapping[int, float], steps: int) -> float:

@@ -12,7 +12,15 @@ from specserve.workload.arguments import (
     layout_of,
     requests_asked,
 )
+from specserve.workload.calibration import (
+    KEY_COMPARED,
+    KEY_FAILURE,
+    Subject,
+    calibration_job,
+    curve_config_map,
+)
 from specserve.workload.compare import first_difference, template_hash
+from specserve.workload.hardware import hardware, is_hardware
 from specserve.workload.objects import (
     Manifest,
     Owner,
@@ -24,18 +32,25 @@ from specserve.workload.objects import (
 from specserve.workload.provision import NONE_PROVIDED, Peer, Provision
 
 __all__ = [
+    "KEY_COMPARED",
+    "KEY_FAILURE",
     "NONE_PROVIDED",
     "Manifest",
     "Owner",
     "Peer",
     "Provision",
+    "Subject",
     "UnusableArgument",
     "UnusableSpec",
     "adaptive_config",
+    "calibration_job",
     "credentials",
+    "curve_config_map",
     "desired",
     "engine_config",
     "first_difference",
+    "hardware",
+    "is_hardware",
     "layout_of",
     "owner_reference",
     "requests_asked",

@@ -95,7 +95,7 @@ def credentials(
         names.KEY_NONCE: nonce,
         names.KEY_CONFIG: config_yaml,
     }
-    secret = _object(owner, "v1", "Secret", names.credentials_secret(owner.name))
+    secret = object_of(owner, "v1", "Secret", names.credentials_secret(owner.name))
     annotations = {}
     if rotated is not None:
         annotations[names.ANNOTATION_ROTATED] = rotated
@@ -123,7 +123,8 @@ def engine_config(admin_key: str, api_key: str | None = None) -> str:
     return yaml.safe_dump(keys, allow_unicode=True, width=2**20)
 
 
-def _object(owner: Owner, api_version: str, kind: str, name: str) -> Manifest:
+def object_of(owner: Owner, api_version: str, kind: str, name: str) -> Manifest:
+    """The beginning of an object that is made for `owner`, and goes with it."""
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -137,15 +138,15 @@ def _object(owner: Owner, api_version: str, kind: str, name: str) -> Manifest:
 
 
 def _service_account(owner: Owner) -> Manifest:
-    account = _object(owner, "v1", "ServiceAccount", owner.name)
+    account = object_of(owner, "v1", "ServiceAccount", owner.name)
     account["automountServiceAccountToken"] = False
     return account
 
 
 def _service(owner: Owner) -> Manifest:
-    service = _object(owner, "v1", "Service", owner.name)
+    service = object_of(owner, "v1", "Service", owner.name)
     service["spec"] = {
-        "selector": names.selector(owner.name),
+        "selector": names.served(owner.name),
         "ipFamilyPolicy": "PreferDualStack",
         "ports": [
             {
@@ -160,8 +161,11 @@ def _service(owner: Owner) -> Manifest:
 
 
 def _network_policy(owner: Owner, admin: Peer) -> Manifest:
-    """Closes the admin port to all but the operator; every other port stays as open as it was."""
-    policy = _object(owner, "networking.k8s.io/v1", "NetworkPolicy", owner.name)
+    """Closes the admin port to all but the operator and its calibrations.
+
+    Every other port stays as open as it was.
+    """
+    policy = object_of(owner, "networking.k8s.io/v1", "NetworkPolicy", owner.name)
     others = [(1, names.PORT_ADMIN - 1), (names.PORT_ADMIN + 1, 65_535)]
     policy["spec"] = {
         "podSelector": {"matchLabels": names.selector(owner.name)},
@@ -181,7 +185,9 @@ def _network_policy(owner: Owner, admin: Peer) -> Manifest:
                             "matchLabels": {names.LABEL_NAMESPACE: admin.namespace}
                         },
                         "podSelector": {"matchLabels": dict(admin.labels)},
-                    }
+                    },
+                    # Of this namespace.
+                    {"podSelector": {"matchLabels": names.calibration_labels(owner.name)}},
                 ],
                 "ports": [{"protocol": "TCP", "port": names.PORT_ADMIN}],
             },
@@ -191,7 +197,7 @@ def _network_policy(owner: Owner, admin: Peer) -> Manifest:
 
 
 def _deployment(owner: Owner, spec: SpecServeSpec, provision: Provision) -> Manifest:
-    deployment = _object(owner, "apps/v1", "Deployment", owner.name)
+    deployment = object_of(owner, "apps/v1", "Deployment", owner.name)
     deployment["spec"] = {
         "replicas": spec.replicas,
         "selector": {"matchLabels": names.selector(owner.name)},

@@ -266,7 +266,7 @@ def _init_containers(spec: SpecServeSpec) -> list[PassThrough]:
 
 def _resources(spec: SpecServeSpec) -> dict[str, Any]:
     limits = spec.engine.resources.limits
-    devices = {key: _count(value) for key, value in limits.items() if _is_extended(key)}
+    devices = {key: _count(value) for key, value in limits.items() if is_extended(key)}
     gpus = layout_of(spec).gpus
     if devices and max(devices.values()) < gpus:
         given = ", ".join(f"{key}: {limits[key]}" for key in sorted(devices))
@@ -280,7 +280,8 @@ def _resources(spec: SpecServeSpec) -> dict[str, Any]:
     )
 
 
-def _is_extended(resource: str) -> bool:
+def is_extended(resource: str) -> bool:
+    """Whether a resource is a device, as a device plugin names it."""
     domain, slash, _ = resource.rpartition("/")
     return bool(slash) and not domain.endswith("kubernetes.io")
 

@@ -28,12 +28,15 @@ class Provision:
         image: engine image of a SpecServe that names none; empty if there is none.
         registry: put before engine images that name no registry; empty for the node's default.
         pull_secrets: names of the pull secrets of pods whose SpecServe names none.
+        calibrator: image with the `specserve` command, for the Jobs of calibrations; empty if it
+            is not known.
         admin: who alone may reach the admin port; None leaves it to the cluster.
     """
 
     image: str = ""
     registry: str = ""
     pull_secrets: tuple[str, ...] = ()
+    calibrator: str = ""
     admin: Peer | None = None
 
 

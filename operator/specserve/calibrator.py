@@ -1,0 +1,395 @@
+"""Carries out what `calibration` decides: pods aside and back, the Job, the curve that is kept."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from specserve import api, calibration, conditions, curves, moments, names, workload
+from specserve.calibration import Begin, Job, Keep, PutBack, Record, Situation, Stop, TakeAside
+from specserve.cluster import Cluster
+from specserve.conditions import Condition
+from specserve.curves import ConfigMapText
+from specserve.kube import KubeRefused, Object
+from specserve.observed import Key, Pod, Trouble, Worker
+from specserve.policy import Curve
+from specserve.signals import Reading
+from specserve.status import Engine
+from specserve.target import Notice
+
+#: Seconds until what was forbidden is tried again.
+FORBIDDEN_RECHECK = 10.0
+#: Seconds for which what is kept is taken as read: nobody but the operator writes it, and whoever
+#: deletes it waits for so long.
+RECORD_TTL = 300.0
+
+
+class Asking(Protocol):
+    """What is asked of pods; `specserve.regulate.Regulator` is the real one."""
+
+    async def ask(self, pod: Pod) -> Reading | None:
+        """The load of a pod that is aside; None if it does not say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A SpecServe as far as its calibration goes.
+
+    Attributes:
+        owner: Its name, namespace and uid.
+        request: Value of the annotation, empty if there is none.
+        spec: The spec, None if it cannot be read.
+        blocked: Why the objects are not as the spec says, None if they are.
+        rolled_out: Whether all pods are of this spec.
+        mode: The mode in force.
+        overridden: Whether there is an override of all SpecServes.
+        pods: Its engine pods.
+        workers: Pods of its calibrations.
+        engines: What is known of the pods that serve.
+    """
+
+    owner: workload.Owner
+    request: str
+    spec: api.SpecServeSpec | None
+    blocked: Trouble | None
+    rolled_out: bool
+    mode: str
+    overridden: bool
+    pods: Sequence[Pod]
+    workers: Sequence[Worker]
+    engines: Sequence[Engine]
+
+    @property
+    def key(self) -> Key:
+        """Its namespace and name."""
+        return self.owner.namespace, self.owner.name
+
+
+class Calibrator:
+    """Brings calibrations forward, one step at a time.
+
+    Args:
+        cluster: The writes.
+        pods: Asked what they run.
+        notice: Told what is worth an event.
+        provision: What this installation adds to all SpecServes.
+        holder: This installation, as directives name it.
+        clock: Monotonic seconds.
+        wall: Wall-clock seconds.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        pods: Asking,
+        notice: Callable[[Notice], None],
+        *,
+        provision: workload.Provision,
+        holder: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._pods = pods
+        self._notice = notice
+        self._provision = provision
+        self._holder = holder
+        self._clock = clock
+        self._wall = wall
+        self._records: dict[Key, tuple[float, Record]] = {}
+
+    def forget(self, key: Key) -> None:
+        """Let go of a SpecServe."""
+        self._records.pop(key, None)
+
+    async def curve(self, key: Key) -> ConfigMapText | None:
+        """The curve that was measured of a SpecServe, None if there is none.
+
+        Raises:
+            KubeError: It could not be read.
+        """
+        record = await self._record(key)
+        if record.curve is None:
+            return None
+        return ConfigMapText(names.curve_config_map(key[1]), record.curve)
+
+    async def look(
+        self, subject: Subject, seen: curves.Seen, confirm: Callable[[], Awaitable[None]]
+    ) -> tuple[Condition, float | None]:
+        """Do what is next.
+
+        Args:
+            subject: The SpecServe.
+            seen: What its engines report.
+            confirm: Raises if the SpecServe is no more; nothing must be made for it then.
+
+        Returns:
+            What is to be said, and seconds until the next look at the latest.
+
+        Raises:
+            KubeError: The API server does not answer, or does not take a step.
+        """
+        try:
+            return await self._look(subject, seen, confirm)
+        except KubeRefused as error:
+            if error.status != 403:
+                raise
+            # Rights of an older installation: that costs no more than the calibration.
+            said = Condition("Calibrated", "Unknown", conditions.FORBIDDEN, error.message)
+            return said, FORBIDDEN_RECHECK if subject.request else None
+
+    async def _look(
+        self, subject: Subject, seen: curves.Seen, confirm: Callable[[], Awaitable[None]]
+    ) -> tuple[Condition, float | None]:
+        aside = [pod for pod in subject.pods if pod.aside is not None]
+        record = Record()
+        if subject.request or aside or self._weighs(subject):
+            record = await self._record(subject.key)
+        situation = await self._situation(subject, record, aside)
+        plan = calibration.plan(situation)
+        if plan.step is not None:
+            await self._do(subject, situation, plan.step, seen, confirm)
+            record = self._known(subject.key) or record
+        return plan.state or self._condition(subject, record, seen), plan.again
+
+    def _weighs(self, subject: Subject) -> bool:
+        return subject.spec is not None and subject.spec.policy.strategy == "BreakEven"
+
+    def _condition(self, subject: Subject, record: Record, seen: curves.Seen) -> Condition:
+        if subject.spec is not None and subject.spec.draft.method == "None":
+            return Condition("Calibrated", "Unknown", conditions.NO_DRAFT, "draft.method is None")
+        return calibration.condition(record, self._found(subject, record, seen))
+
+    @staticmethod
+    def _found(subject: Subject, record: Record, seen: curves.Seen) -> curves.Found | None:
+        if record.curve is None or subject.spec is None:
+            return None
+        text = ConfigMapText(names.curve_config_map(subject.owner.name), record.curve)
+        return curves.judge(subject.spec, text, seen, own=True)
+
+    # -- what there is ----------------------------------------------------------------------
+
+    def _known(self, key: Key) -> Record | None:
+        read = self._records.get(key)
+        return None if read is None else read[1]
+
+    async def _record(self, key: Key) -> Record:
+        read = self._records.get(key)
+        if read is not None and self._clock() - read[0] < RECORD_TTL:
+            return read[1]
+        item = await self._cluster.get("ConfigMap", key[0], names.curve_config_map(key[1]))
+        record = _record_of(item)
+        self._records[key] = self._clock(), record
+        return record
+
+    async def _situation(
+        self, subject: Subject, record: Record, aside: Sequence[Pod]
+    ) -> Situation:
+        spec, owner = subject.spec, subject.owner
+        situation = Situation(
+            now=self._wall(),
+            request=subject.request,
+            record=record,
+            obstacle=calibration.obstacle(
+                spec,
+                record,
+                blocked=subject.blocked,
+                rolled_out=subject.rolled_out,
+                mode=subject.mode,
+                overridden=subject.overridden,
+                image=self._provision.calibrator,
+            ),
+            pods=subject.pods,
+            workers=subject.workers,
+            fit=frozenset(engine.name for engine in subject.engines if engine.controllable),
+            since={pod.uid: moment for pod in aside if (moment := _moment(pod.since)) is not None},
+            ends={
+                one.uid: moment
+                for one in subject.workers
+                if (moment := _moment(one.ends)) is not None
+            },
+        )
+        if spec is not None:
+            situation = replace(
+                situation,
+                last_pod=spec.policy.break_even.calibration.last_pod == "Take",
+                patience=float(spec.pod.termination_grace_period_seconds),
+            )
+        wanted = {
+            names.calibration_job(owner.name, owner.uid, request)
+            for request in (pod.aside for pod in aside)
+            if request is not None
+        }
+        wanted |= {one.job for one in subject.workers if one.exit_code is None}
+        if situation.active:
+            wanted.add(names.calibration_job(owner.name, owner.uid, subject.request))
+        jobs = [
+            _job_of(item)
+            for name in sorted(wanted)
+            if (item := await self._cluster.get("Job", owner.namespace, name)) is not None
+            and _owner_of(item) == owner.uid
+        ]
+        mine = next((pod for pod in aside if pod.aside == subject.request), None)
+        if situation.active and mine is not None and not jobs:
+            reading = await self._pods.ask(mine)
+            if reading is not None:
+                situation = replace(situation, in_flight=reading.running + reading.queued)
+        return replace(situation, jobs=jobs)
+
+    # -- what is done -----------------------------------------------------------------------
+
+    async def _do(
+        self,
+        subject: Subject,
+        situation: Situation,
+        step: calibration.Step,
+        seen: curves.Seen,
+        confirm: Callable[[], Awaitable[None]],
+    ) -> None:
+        namespace = subject.owner.namespace
+        if isinstance(step, TakeAside):
+            await self._mark(namespace, step.pod, names.ASIDE, subject.request)
+            self._say(subject, "PodTakenAside", f"{step.pod.name} is out of its Service")
+        elif isinstance(step, PutBack):
+            await self._mark(namespace, step.pod, names.MANAGER, None)
+            self._say(subject, "PodPutBack", f"{step.pod.name} is back in its Service")
+        elif isinstance(step, Stop):
+            await self._cluster.delete("Job", namespace, step.job.name, step.job.uid)
+        elif isinstance(step, Begin):
+            await confirm()
+            await self._begin(subject, situation, step.pod, seen)
+        elif isinstance(step, Keep):
+            await confirm()
+            await self._keep(subject, situation, step, seen)
+
+    async def _mark(self, namespace: str, pod: Pod, part: str, request: str | None) -> None:
+        since = None if request is None else moments.iso(self._wall())
+        metadata = {
+            "uid": pod.uid,
+            "labels": {names.LABEL_PART_OF: part},
+            "annotations": {
+                names.ANNOTATION_CALIBRATION: request,
+                names.ANNOTATION_ASIDE_SINCE: since,
+            },
+        }
+        try:
+            await self._cluster.merge("Pod", namespace, pod.name, {"metadata": metadata})
+        except KubeRefused as error:
+            # Gone, or another one of this name: the next look finds out.
+            if error.status not in {404, 409}:
+                raise
+
+    async def _begin(
+        self, subject: Subject, situation: Situation, pod: Pod, seen: curves.Seen
+    ) -> None:
+        spec = subject.spec
+        if spec is None or pod.ip is None:
+            return
+        reading = await self._pods.ask(pod)
+        manifest = workload.calibration_job(
+            subject.owner,
+            spec,
+            self._provision,
+            workload.Subject(
+                request=subject.request,
+                pod_uid=pod.uid,
+                address=pod.ip,
+                model=curves.weights_named(spec.model) or "",
+                draft=curves.weights_named(spec.draft),
+                gpu=(reading.gpu if reading is not None else "") or workload.hardware(spec),
+                holder=self._holder,
+            ),
+        )
+        try:
+            await self._cluster.create(manifest)
+        except KubeRefused as error:
+            if error.status not in {400, 403, 422}:
+                raise
+            await self._keep(subject, situation, Keep(None, f"no Job: {error.message}"), seen)
+
+    async def _keep(
+        self, subject: Subject, situation: Situation, step: Keep, seen: curves.Seen
+    ) -> None:
+        before = situation.record
+        curve, compared = before.curve, before.compared
+        failure = step.failure and f"{moments.iso(self._wall())}: {step.failure}"
+        if step.curve is not None:
+            found = self._found(subject, before, seen)
+            fits = found is not None and found.curve is not None
+            compared = calibration.compared(step.curve, before.curve if fits else None)
+            curve = _at(step.curve, situation).to_json()
+        manifest = workload.curve_config_map(
+            subject.owner,
+            subject.request,
+            {
+                curves.KEY: curve,
+                workload.KEY_COMPARED: compared,
+                workload.KEY_FAILURE: failure,
+            },
+        )
+        record = _record_of(await self._cluster.apply(manifest))
+        self._records[subject.key] = self._clock(), record
+
+    def _say(self, subject: Subject, reason: str, message: str) -> None:
+        self._notice(Notice(subject.key, "Normal", reason, message))
+
+
+def _at(curve: Curve, situation: Situation) -> Curve:
+    """The curve with the name of the pod that it was measured in; its address says nothing."""
+    pod = next((pod for pod in situation.pods if pod.aside == situation.request), None)
+    if pod is None:
+        return curve
+    origin = curve.provenance.model_copy(update={"host": pod.name})
+    return Curve(curve.document.model_copy(update={"provenance": origin}))
+
+
+def _record_of(item: Object | None) -> Record:
+    if item is None:
+        return Record()
+    meta, data = item["metadata"], item.get("data") or {}
+    if (meta.get("labels") or {}).get(names.LABEL_MANAGED_BY) != names.MANAGER:
+        return Record(foreign=True)
+    return Record(
+        request=(meta.get("annotations") or {}).get(names.ANNOTATION_CALIBRATED, ""),
+        curve=data.get(curves.KEY),
+        failure=data.get(workload.KEY_FAILURE, ""),
+        compared=data.get(workload.KEY_COMPARED, ""),
+    )
+
+
+def _job_of(item: Object) -> Job:
+    meta = item["metadata"]
+    annotations = meta.get("annotations") or {}
+    true = [
+        one
+        for one in (item.get("status") or {}).get("conditions") or ()
+        if one["status"] == "True"
+    ]
+    failed = next((one for one in true if one["type"] in {"Failed", "FailureTarget"}), None)
+    failure = ""
+    if failed is not None:
+        failure = (
+            ": ".join(filter(None, (failed.get("reason"), failed.get("message")))) or "failed"
+        )
+    return Job(
+        name=meta["name"],
+        uid=meta["uid"],
+        request=annotations.get(names.ANNOTATION_CALIBRATION, ""),
+        pod_uid=annotations.get(names.ANNOTATION_ASIDE_POD, ""),
+        ended=failed is not None or any(one["type"] == "Complete" for one in true),
+        failure=failure,
+    )
+
+
+def _owner_of(item: Object) -> str:
+    owners: Sequence[Any] = item["metadata"].get("ownerReferences") or ()
+    return next((str(one["uid"]) for one in owners if one.get("controller")), "")
+
+
+def _moment(text: str) -> float | None:
+    """A time of Kubernetes' as seconds, None if it is none."""
+    try:
+        return moments.seconds(text)
+    except ValueError:
+        return None

@@ -1,0 +1,317 @@
+"""What a calibration writes, step by step, and what it makes of an API server that refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from specserve import api, curves, names, workload
+from specserve.calibrator import FORBIDDEN_RECHECK, RECORD_TTL, Calibrator, Subject
+from specserve.kube import KubeRefused, KubeUnreachable
+from specserve.observed import Worker
+from specserve.observed import pod as observed_pod
+from specserve.signals import Reading
+from specserve.status import Engine
+from tests.unit.test_calibration import SPEC, WORDS, curve
+
+OWNER = workload.Owner("chat", "team", "u-1")
+WALL = 1_900_000_000.0
+SEEN = curves.Seen(sglang=frozenset({"0.5.23"}))
+
+
+def pod_object(name):
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "labels": names.labels("chat"),
+        },
+        "status": {
+            "phase": "Running",
+            "podIP": "10.0.0.1",
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+class FakeApi:
+    """Objects by kind and name; merges as the API server does."""
+
+    def __init__(self) -> None:
+        self.objects = {("Pod", name): pod_object(name) for name in ("chat-a", "chat-b")}
+        self.refusals = {}
+        self.calls = Counter()
+
+    def _call(self, verb, kind):
+        self.calls[verb, kind] += 1
+        if error := self.refusals.get((verb, kind)):
+            raise error
+
+    async def get(self, kind, _, name):
+        self._call("get", kind)
+        return copy.deepcopy(self.objects.get((kind, name)))
+
+    async def create(self, manifest):
+        self._call("create", manifest["kind"])
+        return self._put(manifest)
+
+    async def apply(self, manifest):
+        self._call("apply", manifest["kind"])
+        return self._put(manifest)
+
+    def _put(self, manifest):
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        made = copy.deepcopy(manifest)
+        made["metadata"]["uid"] = f"uid-{name}"
+        self.objects[kind, name] = made
+        return made
+
+    async def merge(self, kind, _, name, patch):
+        self._call("merge", kind)
+        meta = self.objects[kind, name]["metadata"]
+        assert patch["metadata"]["uid"] == meta["uid"]
+        meta["labels"] |= patch["metadata"]["labels"]
+        annotations = meta.get("annotations", {}) | patch["metadata"]["annotations"]
+        meta["annotations"] = {key: value for key, value in annotations.items() if value}
+
+    async def delete(self, kind, _, name, uid):
+        self._call("delete", kind)
+        assert self.objects.pop((kind, name))["metadata"]["uid"] == uid
+
+
+class World:
+    """A calibrator over objects in memory; a new one at each look, as after a restart."""
+
+    def __init__(self) -> None:
+        self.api = FakeApi()
+        self.now = 0.0
+        self.request = "r1"
+        self.spec = copy.deepcopy(SPEC)
+        self.workers = []
+        self.reading = Reading(None, 0, 0, None, None, 1)
+        self.notices = []
+        self.gone = False
+        self.calibrator = self.fresh()
+
+    def fresh(self):
+        return Calibrator(
+            self.api,
+            self,
+            self.notices.append,
+            provision=workload.Provision(calibrator="operator:1"),
+            holder="system/specserve",
+            clock=lambda: self.now,
+            wall=lambda: WALL + self.now,
+        )
+
+    async def ask(self, pod):
+        assert pod.aside
+        return self.reading
+
+    async def confirm(self):
+        if self.gone:
+            raise KubeRefused(404, "NotFound", "the SpecServe is no more")
+
+    async def look(self):
+        pods = [observed_pod(o) for (kind, _), o in self.api.objects.items() if kind == "Pod"]
+        subject = Subject(
+            owner=OWNER,
+            request=self.request,
+            spec=self.spec and api.SpecServeSpec.model_validate(self.spec),
+            blocked=None,
+            rolled_out=True,
+            mode="Auto",
+            overridden=False,
+            pods=pods,
+            workers=self.workers,
+            engines=[Engine(one.name, controllable=True) for one in pods if one.usable],
+        )
+        said, again = await self.calibrator.look(subject, SEEN, self.confirm)
+        return said.status, said.reason, again
+
+    @property
+    def job(self):
+        made = [item for (kind, _), item in self.api.objects.items() if kind == "Job"]
+        return made[-1] if made else None
+
+    @property
+    def kept(self):
+        return self.api.objects.get(("ConfigMap", "chat-curve"))
+
+    def aside(self):
+        return [
+            name
+            for (kind, name), item in self.api.objects.items()
+            if kind == "Pod" and item["metadata"]["labels"][names.LABEL_PART_OF] == names.ASIDE
+        ]
+
+    async def to_the_job(self):
+        assert (await self.look())[:2] == ("Unknown", "Draining")
+        self.now += 6
+        assert (await self.look())[:2] == ("Unknown", "Running")
+        name = self.job["metadata"]["name"]
+        self.workers = [Worker("w", ("team", "chat"), f"{name}-x", name, None, "")]
+
+    def ends(self, code, words):
+        self.workers = [replace(self.workers[0], exit_code=code, words=words)]
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+async def test_the_whole_course_with_another_operator_at_each_step(world):
+    assert (await world.look())[:2] == ("Unknown", "Draining")
+    assert world.aside() == ["chat-a"]
+    annotations = world.api.objects["Pod", "chat-a"]["metadata"]["annotations"]
+    assert annotations == {
+        names.ANNOTATION_CALIBRATION: "r1",
+        names.ANNOTATION_ASIDE_SINCE: "2030-03-17T17:46:40Z",
+    }
+    world.calibrator = world.fresh()
+    world.now = 6.0
+    world.reading = replace(world.reading, running=1)
+    assert (await world.look())[:2] == ("Unknown", "Draining")
+    assert world.job is None
+    world.reading = replace(world.reading, running=0, gpu="NVIDIA H200")
+    assert (await world.look())[:2] == ("Unknown", "Running")
+    arguments = world.job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--gpu=NVIDIA H200" in arguments
+    name = world.job["metadata"]["name"]
+    world.workers = [Worker("w", ("team", "chat"), f"{name}-x", name, None, "")]
+    world.calibrator = world.fresh()
+    assert (await world.look())[:2] == ("Unknown", "Running")
+    world.ends(0, WORDS)
+    world.calibrator = world.fresh()
+    assert (await world.look())[:2] == ("True", "Measured")
+    assert world.kept["metadata"]["annotations"][names.ANNOTATION_CALIBRATED] == "r1"
+    assert '"host": "chat-a"' in world.kept["data"]["curve.json"]
+    assert world.aside() == ["chat-a"]
+    world.calibrator = world.fresh()
+    await world.look()
+    assert world.aside() == []
+    assert world.api.objects["Pod", "chat-a"]["metadata"]["annotations"] == {}
+    assert (await world.look()) == ("True", "Measured", None)
+    assert [one.reason for one in world.notices] == ["PodTakenAside", "PodPutBack"]
+    found = await world.calibrator.curve(("team", "chat"))
+    assert found is not None
+    assert found.name == "chat-curve"
+
+
+async def test_a_failure_keeps_the_curve_before_it_and_the_next_success_forgets_it(world):
+    await world.to_the_job()
+    world.ends(0, WORDS)
+    await world.look()
+    await world.look()
+    world.request, world.workers = "r2", []
+    await world.to_the_job()
+    world.ends(2, "specserve: the token does not fit\n")
+    assert (await world.look())[:2] == ("False", "Failed")
+    data = world.kept["data"]
+    assert "the token does not fit" in data["failure"]
+    assert data["failure"].startswith("2030-03-17T")
+    assert "curve.json" in data
+    await world.look()
+    assert world.aside() == []
+    world.request, world.workers = "r3", []
+    await world.to_the_job()
+    world.ends(1, curve(1.6).to_json(compact=True))
+    assert (await world.look())[:2] == ("True", "Measured")
+    assert world.kept["data"].keys() == {"curve.json", "compared"}
+    assert world.kept["data"]["compared"].startswith("at most 6.7 %")
+
+
+async def test_a_curve_of_something_else_is_not_compared_with(world):
+    old = workload.curve_config_map(
+        OWNER, "r0", {curves.KEY: curve(9.0, sglang="0.5.16").to_json()}
+    )
+    await world.api.apply(old)
+    await world.to_the_job()
+    world.ends(0, WORDS)
+    await world.look()
+    assert world.kept["data"].keys() == {"curve.json"}
+
+
+async def test_a_request_that_is_taken_back_ends_the_job_first(world):
+    await world.to_the_job()
+    world.request = ""
+    await world.look()
+    assert world.job is None
+    assert world.aside() == ["chat-a"]
+    assert (await world.look())[1] == "Ending"  # its worker may send still
+    world.workers = []
+    await world.look()
+    assert world.aside() == []
+    assert world.kept is None
+    assert (await world.look())[:2] == ("Unknown", "NotAskedFor")
+
+
+async def test_pods_return_though_the_spec_cannot_be_read(world):
+    await world.look()
+    world.spec, world.request = None, ""
+    await world.look()
+    assert world.aside() == []
+
+
+async def test_a_job_that_is_not_admitted_is_a_failure(world):
+    await world.look()
+    world.now += 6
+    world.api.refusals["create", "Job"] = KubeRefused(403, "Forbidden", "exceeded quota: team")
+    await world.look()
+    assert "no Job: exceeded quota: team" in world.kept["data"]["failure"]
+    await world.look()
+    assert world.aside() == []
+
+
+async def test_an_object_of_somebody_else_is_not_taken_over(world):
+    theirs = {
+        "kind": "ConfigMap",
+        "metadata": {"name": "chat-curve"},
+        "data": {"curve.json": "{}"},
+    }
+    await world.api.apply(theirs)
+    assert (await world.look())[:2] == ("False", "NameTaken")
+    assert await world.calibrator.curve(("team", "chat")) is None
+
+
+async def test_missing_rights_cost_the_calibration_alone(world):
+    world.api.refusals["get", "ConfigMap"] = KubeRefused(403, "Forbidden", "cannot get")
+    assert await world.look() == ("Unknown", "Forbidden", FORBIDDEN_RECHECK)
+    world.request = ""
+    assert await world.look() == ("Unknown", "Forbidden", None)
+
+
+async def test_an_api_server_that_does_not_answer_is_asked_again(world):
+    world.api.refusals["merge", "Pod"] = KubeUnreachable("timed out")
+    with pytest.raises(KubeUnreachable):
+        await world.look()
+    world.api.refusals["merge", "Pod"] = KubeRefused(404, "NotFound", "gone")
+    await world.look()
+
+
+async def test_nothing_is_made_for_a_specserve_that_is_gone(world):
+    await world.look()
+    world.now += 6
+    world.gone = True
+    with pytest.raises(KubeRefused):
+        await world.look()
+    assert world.job is None
+
+
+async def test_at_rest_it_costs_no_calls(world):
+    world.request = ""
+    for _ in range(5):
+        assert await world.look() == ("Unknown", "NotAskedFor", None)
+    assert sum(world.api.calls.values()) == 1
+    world.now += RECORD_TTL
+    await world.look()
+    assert sum(world.api.calls.values()) == 2
+    world.spec["policy"]["strategy"] = "Threshold"
+    world.now += RECORD_TTL
+    await world.look()
+    assert sum(world.api.calls.values()) == 2
