@@ -9,8 +9,10 @@ on the acceptance has the windows of all cells with as many clients.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,20 @@ Line = dict[str, Any]
 
 BENCHMARK = "gpu-regret"
 FLEET, WINDOW = "fleet", "window"
+TOGETHER = "together"
+"""How clients start: at once, and windows begin when each was answered a few times."""
+RAMP_SECONDS = 75.0
+"""Where they start one after another, and nothing waits for a steady load."""
+RAMP = (
+    f"began less than {RAMP_SECONDS:g} s after their load. Its clients started out of step and "
+    "were prefilled one by one; it takes a closed loop about so long to fall into step, and until "
+    "then throughput rises by up to a half in every arm"
+)
 HOW = (
-    "SGLang's servers of one cell ran on one GPU at once, all but one of them idle. Clients ask "
-    "again as soon as they are answered; tokens are counted as their streams tell of them, those "
+    "SGLang's servers of one cell ran on one GPU at once, all but one of them idle. Where a host "
+    "has several GPUs, each may have such a fleet of its own (beside); no cell mixes two. Clients "
+    "start at once and ask again as soon as they are answered; windows begin when each was "
+    "answered three times; tokens are counted as their streams tell of them, those "
     "told together spread over the time since the stream told of others. Acceptance is simulated "
     "and changed in the running server; steps are 0 and 3. `on` and `off` (cold) are the live "
     "server held there. `specserve` is that server under the BreakEven policy of `specserve "
@@ -58,18 +71,61 @@ def windows_of(lines: Iterable[Line]) -> list[Line]:
     return [line for line in lines if line["kind"] == WINDOW]
 
 
+def ramping(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """By start of the servers, the windows during which the load was not yet steady."""
+    out_of_step = {
+        each["id"] for each in lines if each["kind"] == FLEET and each.get("clients") != TOGETHER
+    }
+    found: dict[str, list[Line]] = {}
+    loads: dict[str, tuple[Any, float]] = {}
+    for window in sorted(windows_of(lines), key=lambda each: str(each["at"])):
+        fleet, load = window["fleet"], (window["server"], window["c"])
+        if fleet not in out_of_step:
+            continue
+        begin = datetime.datetime.fromisoformat(window["at"]).timestamp() - window["seconds"]
+        known, since = loads.get(fleet, (None, 0.0))
+        if known != load:
+            loads[fleet] = load, (since := begin - window["settledSeconds"])
+        if begin - since < RAMP_SECONDS:
+            found.setdefault(fleet, []).append(window)
+    return found
+
+
 def cells(windows: Sequence[Line]) -> list[Line]:
-    """The table, by clients and acceptance."""
-    places = sorted({(w["c"], w["accept"]) for w in windows if w["server"] == plan.LIVE})
-    return [_cell(windows, *place) for place in places]
+    """The table, by clients and acceptance: of each cell the start of the servers to go by."""
+    return [found[0] for found in _by_place(windows)]
 
 
-def _cell(windows: Sequence[Line], clients: int, accept: float) -> Line:
-    mine = [each for each in windows if each["c"] == clients]
-    fleet = _fullest(
-        each for each in mine if each["server"] == plan.LIVE and each["accept"] == accept
-    )
-    mine = [each for each in mine if each["fleet"] == fleet]
+def repeated(windows: Sequence[Line]) -> list[Line]:
+    """Cells that other starts of the servers have measured with all of on, off and specserve."""
+    return [each for found in _by_place(windows) for each in found[1:] if _is_whole(each)]
+
+
+def _by_place(windows: Sequence[Line]) -> list[list[Line]]:
+    """All that is known of each place; first what is whole, of that the newest."""
+    places: dict[tuple[int, float], dict[str, str]] = {}
+    for each in windows:
+        if each["server"] == plan.LIVE:
+            newest = places.setdefault((each["c"], each["accept"]), {})
+            newest[each["fleet"]] = max(newest.get(each["fleet"], ""), each["at"])
+    found = []
+    for place in sorted(places):
+        newest = places[place]
+        mine = [_cell(windows, *place, fleet) for fleet in newest]
+        mine.sort(
+            key=lambda each: (_is_whole(each), each["repeats"] > 0, newest[each["fleet"]]),
+            reverse=True,
+        )
+        found.append(mine)
+    return found
+
+
+def _is_whole(cell: Line) -> bool:
+    return None not in (cell[plan.ON], cell[plan.OFF], cell[plan.SPECSERVE])
+
+
+def _cell(windows: Sequence[Line], clients: int, accept: float, fleet: str) -> Line:
+    mine = [each for each in windows if (each["c"], each["fleet"]) == (clients, fleet)]
     figures = {
         plan.BASE: _rates(mine, plan.BASE),
         plan.ON: _rates(mine, plan.ON, accept),
@@ -106,16 +162,6 @@ def _cell(windows: Sequence[Line], clients: int, accept: float) -> Line:
     }
 
 
-def _fullest(windows: Iterable[Line]) -> str:
-    """The start of the servers that has most windows of the policy, then of all."""
-    counts: dict[str, tuple[int, int]] = {}
-    for window in windows:
-        steered, all_of_them = counts.get(window["fleet"], (0, 0))
-        is_steered = window["arm"] == plan.SPECSERVE
-        counts[window["fleet"]] = (steered + is_steered, all_of_them + 1)
-    return max(counts, key=lambda fleet: counts[fleet])
-
-
 def _rates(windows: Iterable[Line], arm: str, accept: float | None = None) -> list[float]:
     return [
         each["tokensPerSecond"]
@@ -148,16 +194,38 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def document(lines: Sequence[Line], missing: Sequence[str] = ()) -> Line:
+def absent(table: Sequence[Line]) -> list[str]:
+    """What of the whole table was not measured, in words."""
+    known = {(cell["c"], cell["accept"]): cell for cell in table}
+    found = []
+    own_table = any(cell[plan.DEFAULT] is not None for cell in table)
+    for place in product(plan.CLIENTS, plan.ACCEPTS):
+        cell = known.get(place)
+        arms = [
+            arm
+            for arm in (plan.ON, plan.OFF, plan.SPECSERVE, plan.BASE)
+            if cell is None or cell[arm] is None
+        ]
+        if own_table and place[1] == plan.DEFAULT_ACCEPT and cell and cell[plan.DEFAULT] is None:
+            arms.append(plan.DEFAULT)
+        if arms:
+            found.append(f"{place[0]} clients at acceptance {place[1]:g}: {', '.join(arms)}")
+    if not own_table:
+        found.append(f"{plan.DEFAULT}: in no cell; the device time went to the other arms")
+    return found
+
+
+def document(lines: Sequence[Line]) -> Line:
     """The whole result.
 
     Args:
         lines: Of one kind of machine and one parallel size.
-        missing: What was planned and not measured.
     """
-    windows = windows_of(lines)
-    table = cells(windows)
-    used = {each["fleet"] for each in table}
+    ramps = ramping(lines)
+    left_out = [id(each) for found in ramps.values() for each in found]
+    windows = [each for each in windows_of(lines) if id(each) not in left_out]
+    table, again = cells(windows), repeated(windows)
+    used = {each["fleet"] for each in (*table, *again)}
     fleets = [line for line in lines if line["kind"] == FLEET and line["id"] in used]
     last = fleets[-1]
     return {
@@ -169,11 +237,38 @@ def document(lines: Sequence[Line], missing: Sequence[str] = ()) -> Line:
         "traffic": last["traffic"],
         "windowSeconds": last["windowSeconds"],
         "fleets": [
-            {key: each[key] for key in ("id", "at", "gpu", "started", "failed")} for each in fleets
+            {
+                **{key: each[key] for key in ("id", "at", "gpu", "started", "failed")},
+                "beside": each.get("beside", 0),
+            }
+            for each in fleets
         ],
-        "missing": list(missing),
+        "leftOut": [
+            {
+                "fleet": fleet,
+                "windows": len(found),
+                "settleAfterLoadSeconds": RAMP_SECONDS,
+                "why": RAMP,
+                "of": _tallied(found),
+            }
+            for fleet, found in ramps.items()
+        ],
+        "missing": absent(table),
         "cells": table,
+        "repeated": again,
     }
+
+
+def _tallied(windows: Iterable[Line]) -> list[Line]:
+    """Windows by what they are of, with what they showed."""
+    rates: dict[tuple[Any, ...], list[float]] = {}
+    for each in windows:
+        key = each["c"], each["accept"], each["arm"]
+        rates.setdefault(key, []).append(each["tokensPerSecond"])
+    return [
+        {"c": c, "accept": accept, "arm": arm, "tokensPerSecond": found}
+        for (c, accept, arm), found in rates.items()
+    ]
 
 
 def file_name(result: Mapping[str, Any]) -> str:
@@ -189,7 +284,7 @@ def main() -> None:
     cli.add_argument("--out", type=Path, default=report.BUILD)
     options = cli.parse_args()
     lines = read(options.records)
-    result = document(lines, plan.missing(windows_of(lines)))
+    result = document(lines)
     path = options.out / file_name(result)
     report.write(result, path)
     print(path)

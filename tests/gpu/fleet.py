@@ -95,14 +95,25 @@ class Launch:
 
 
 def rendered(
-    host: Host, name: str, tensor_parallel: int = 1, variables: Mapping[str, str] | None = None
+    host: Host,
+    name: str,
+    tensor_parallel: int = 1,
+    variables: Mapping[str, str] | None = None,
+    offset: int = 0,
 ) -> Launch:
     """A server by the command line that the operator renders, with what this host needs.
 
     Left out is the file of keys; another is the port of all but the live server; and the engine's
     own table is what an engine has without the file of the operator's.
+
+    Args:
+        host: Where it is started.
+        name: Which of the servers.
+        tensor_parallel: On how many GPUs.
+        variables: Further ones of its environment.
+        offset: Of its ports: another for each fleet of a host.
     """
-    number = SERVERS.index(name)
+    number = offset + SERVERS.index(name)
     steps = {plan.LIVE: STEPS, plan.DEFAULT: TABLE_STEPS}.get(name, ())
     spec = SpecServeSpec.model_validate(specification(host.bundle, steps, tensor_parallel))
     [template] = [
@@ -132,6 +143,7 @@ def rendered(
             **{
                 **given,
                 names.ENV_CREDENTIALS_DIR: str(host.credentials),
+                names.ENV_ADMIN_PORT: str(ADMIN_PORT + number),
                 "SGLANG_SIMULATE_ACC_LEN": "-1" if name == plan.BASE else "1",
                 simulated_acceptance.VARIABLE: str(host.home / "acceptance"),
                 "TVM_FFI_CACHE_DIR": str(host.kernels(f"tvm-{name}")),
@@ -143,9 +155,9 @@ def rendered(
     )
 
 
-def simulated(home: Path, name: str, profile: str) -> Launch:
+def simulated(home: Path, name: str, profile: str, offset: int = 0) -> Launch:
     """A simulated engine in a server's place: for trying out this benchmark, and nothing else."""
-    number = SERVERS.index(name)
+    number = offset + SERVERS.index(name)
     steps = {plan.LIVE: STEPS, plan.DEFAULT: TABLE_STEPS}.get(name, ())
     draft = ("--speculative-algorithm=EAGLE3", f"--speculative-num-steps={max(steps, default=0)}")
     return Launch(

@@ -37,25 +37,29 @@ class Host:
 
     Attributes:
         bundle: What `tests.gpu.bundle` made.
-        home: What it is unpacked to.
+        home: What all servers of one fleet write to.
+        unpacked: What the bundle is unpacked to, which several fleets may share.
     """
 
-    def __init__(self, bundle: Path = BUNDLE, home: Path = HOME) -> None:
+    def __init__(
+        self, bundle: Path = BUNDLE, home: Path = HOME, unpacked: Path | None = None
+    ) -> None:
         self.bundle = bundle.resolve()
         self.home = home
-        self.site = home / "site"
+        self.unpacked = unpacked or home
+        self.site = self.unpacked / "site"
         self.credentials = home / "credentials"
 
     def set_up(self) -> None:
         """Unpack the bundle and compile it: three processes import it at each start."""
         archive = self.bundle / "site.tar.xz"
-        stamp, now = self.home / "unpacked", f"{archive.stat().st_size}"
+        stamp, now = self.unpacked / "unpacked", f"{archive.stat().st_size}"
         if not stamp.exists() or stamp.read_text() != now:
-            self.home.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["tar", "-C", str(self.home), "-xJf", str(archive)], check=True)
+            self.unpacked.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["tar", "-C", str(self.unpacked), "-xJf", str(archive)], check=True)
             subprocess.run(
                 [sys.executable, "-W", "ignore", "-m", "compileall", "-q", "-j", "0", "site"],
-                cwd=self.home,
+                cwd=self.unpacked,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 check=False,

@@ -1,4 +1,9 @@
-"""Clients that ask again as soon as they are answered, and count their tokens as these come."""
+"""Clients that ask again as soon as they are answered, and count their tokens as these come.
+
+All ask at once. A closed loop with answers of one length falls into step by itself: requests that
+wait for the same prefill end together, and ask together again. Clients that start out of step are
+prefilled one by one, each while all others wait, and take more than a minute to get there.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from tests.engine.client import Lost, until
+from tests.gpu import plan
 from tests.gpu.tally import Stream, Tally
 
 if TYPE_CHECKING:
@@ -20,11 +26,10 @@ VOCABULARY = 1_000, 30_000
 INTERVAL = 8
 """Tokens that a stream has come at a time: thousands of clients' events a second would be a load
 of their own."""
-SPREAD = 97
-"""With no factor in common with `TOKENS`: first answers of all lengths, as after a while."""
 PAUSE = 0.2
 """Seconds before a client asks again that was not answered."""
 LATE = 15.0
+STEADY_SECONDS = 60.0
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Clients:
     async def __aenter__(self) -> Self:
         self._random = random.Random()
         self._heard = [0.0] * self.count
+        self._answers = [0] * self.count
         self._tasks = [asyncio.create_task(self._ask(number)) for number in range(self.count)]
         return self
 
@@ -73,8 +79,22 @@ class Clients:
             silent = sum(heard <= moment for heard in self._heard)
             raise Lost(f"{silent} of {self.count} streams were silent for {LATE} s") from None
 
+    async def steady(self) -> None:
+        """Return once every client has been answered a few times.
+
+        Raises:
+            Lost: That takes too long.
+        """
+
+        async def all_are() -> bool:
+            return min(self._answers) >= plan.FULL_ANSWERS
+
+        try:
+            await until(all_are, STEADY_SECONDS)
+        except TimeoutError:
+            raise Lost(f"{self.count} clients: not steady after {STEADY_SECONDS} s") from None
+
     async def _ask(self, number: int) -> None:
-        tokens = 1 + number * SPREAD % TOKENS
         while True:
             # No cache has seen it.
             prompt = [self._random.randrange(*VOCABULARY) for _ in range(PROMPT)]
@@ -84,8 +104,9 @@ class Clients:
                 self._heard[number] = now = time.monotonic()
                 stream.heard(count, now)
 
-            answer = await self.engine.generate(prompt, tokens, heard=heard, interval=INTERVAL)
-            if not answer.complete:
+            answer = await self.engine.generate(prompt, TOKENS, heard=heard, interval=INTERVAL)
+            if answer.complete:
+                self._answers[number] += 1
+            else:
                 self.lost += 1
                 await asyncio.sleep(PAUSE)
-            tokens = TOKENS

@@ -21,18 +21,23 @@ BASE, DEFAULT = "base", "engineDefault"
 LIVE = "live"
 """The server of the arms on, off and specserve; the other arms have one of their own name."""
 
-CLIENTS = (250, 70, 1, 32, 10)
-ACCEPTS = (2.5, 3.5, 1.0)
+CLIENTS = (1, 10, 32, 70, 250)
+ACCEPTS = (1.0, 2.5, 3.5)
+"""The cells of the table."""
 DEFAULT_ACCEPT = 2.5
 """The acceptance at which the engine's own table is measured."""
+BLOCKS = (
+    "250@2.5,250@1,250@base,70@2.5,70@1,70@base,1@2.5,1@1,1@base,32@2.5,32@3.5,32@1,32@base,"
+    "10@2.5,10@3.5,10@1,10@base,1@3.5,250@3.5,70@3.5"
+)
+"""The most important first; next to one another where they can have one load."""
 
 SURE_CLIENTS = 32
-"""Up to so many clients, on is far above off wherever drafts are accepted."""
-MAIN_ARMS = (OFF, ON, SPECSERVE, SPECSERVE, SPECSERVE)
-"""The policy takes over from on: off, it would not see what is accepted before it may look."""
+"""Up to so many clients, on is far above off wherever drafts are accepted, and windows agree."""
 
-LOAD_SECONDS = 2.5
-"""From the first request of a load to a steady batch."""
+FULL_ANSWERS = 3
+"""A load is steady once every client has been answered so often: all ask at once, and are in step
+from then on but for what their requests take to come in."""
 WARM_SECONDS = 2.0
 """Under each arm before the first window of a server: kernels are compiled at their first use."""
 HELD_SECONDS = 1.0
@@ -95,58 +100,69 @@ class Block:
         return tuple(left)
 
 
-def live(clients: int, accept: float) -> Block:
+def live(clients: int, accept: float, *, first: bool = True) -> Block:
     """The block of one cell.
 
-    The more windows of on, the closer it may be to off; where no draft is accepted one shows how
-    far below off it is.
+    The policy takes over from on: off, it would not see what is accepted before it may look. The
+    more windows of on, the closer it may be to off; where no draft is accepted one shows how far
+    below off it is.
+
+    Args:
+        clients: Requests in flight.
+        accept: Tokens won per round while drafting.
+        first: Whether it is the first with as many clients: off, which does not depend on the
+            acceptance, is measured there and where it is the better arm.
     """
-    on = 0 if accept <= 1 else 1 if clients <= SURE_CLIENTS else 2
-    return Block(LIVE, clients, accept, (*MAIN_ARMS, *(ON,) * on))
+    sure = clients <= SURE_CLIENTS
+    nothing = accept <= 1
+    off = (1 if sure else 2) if first else int(nothing)
+    again = 0 if nothing else 1 if sure else 2
+    steered = 2 if sure else 3
+    arms = (*(OFF,) * off, ON, *(SPECSERVE,) * steered, *(ON,) * again)
+    return Block(LIVE, clients, accept, arms)
 
 
-def plain(clients: int, windows: int) -> Block:
+def plain(clients: int) -> Block:
     """Windows of the server without a draft."""
-    return Block(BASE, clients, None, (BASE,) * windows)
+    return Block(BASE, clients, None, (BASE,) * (1 if clients <= SURE_CLIENTS else 2))
 
 
-def default(clients: int, windows: int) -> Block:
+def default(clients: int) -> Block:
     """Windows of the server with the engine's own table."""
-    return Block(DEFAULT, clients, DEFAULT_ACCEPT, (DEFAULT,) * windows)
+    return Block(DEFAULT, clients, DEFAULT_ACCEPT, (DEFAULT,) * 2)
 
 
-def blocks(
-    clients: Sequence[int] = CLIENTS, accepts: Sequence[float] = ACCEPTS, *, own_table: bool = True
-) -> list[Block]:
-    """All blocks in the order of their importance.
+def blocks(text: str = BLOCKS) -> list[Block]:
+    """Blocks by what they are called.
 
-    First the cells, each number of clients with a window of the server without a draft; then the
-    second windows of that and the first of the engine's own table; then the third and second.
+    Args:
+        text: Names with commas between: the clients, `@`, and the acceptance, or `base`, or
+            `table` for the engine's own.
     """
     found: list[Block] = []
-    for each in clients:
-        found += [live(each, accept) for accept in accepts]
-        found.append(plain(each, 1))
-    for again in (1, 2):
-        for each in clients:
-            found.append(plain(each, again + 1))
-            if own_table:
-                found.append(default(each, again))
+    for name in text.split(","):
+        clients, _, what = name.partition("@")
+        count = int(clients)
+        if what == "base":
+            found.append(plain(count))
+        elif what == "table":
+            found.append(default(count))
+        else:
+            first = not any((each.server, each.clients) == (LIVE, count) for each in found)
+            found.append(live(count, float(what), first=first))
     return found
 
 
-def missing(
-    windows: Sequence[Mapping[str, Any]], planned: Iterable[Block] | None = None
-) -> list[str]:
+def load_seconds(clients: int) -> float:
+    """What it takes until a load is steady, about."""
+    return 4.5 + 0.03 * clients
+
+
+def missing(windows: Sequence[Mapping[str, Any]], planned: Iterable[Block]) -> list[str]:
     """What was planned and was not measured by any start of the servers, in words."""
     fleets = {window["fleet"] for window in windows} or {""}
-    # Later blocks of one load want all that earlier ones do.
-    last = {
-        (block.server, block.clients, block.accept): block
-        for block in (blocks() if planned is None else planned)
-    }
     found = []
-    for block in last.values():
+    for block in planned:
         left = min((block.left(windows, fleet) for fleet in fleets), key=len)
         if left:
             words = ", ".join(f"{count} x {arm}" for arm, count in Counter(left).items())

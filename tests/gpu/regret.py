@@ -4,10 +4,13 @@
     PYTHONPATH=.:operator:HOME/operator:HOME/site python3 -m tests.gpu.regret --out $OUT
 
 HOME is the folder of `tests.gpu.host`, which unpacks there what `tests.gpu.bundle` packed; it also
-prints that path. Starts three servers on one GPU and measures `tests.gpu.plan`, the most important
-first. Each window is written down when it is over, in HOME and in OUT, so the same command goes on
-where the last one stopped: on the same machine by itself (with `--keep` on the servers, too), on
-another with `--before` and the record of the last.
+prints that path. Starts the servers on one GPU and measures blocks of `tests.gpu.plan`, the most
+important first. Each window is written down when it is over, in HOME and in OUT, so the same
+command goes on where the last one stopped: on the same machine by itself (with `--keep` on the
+servers, too), on another with `--before` and the record of the last.
+
+Two GPUs of one host can have a fleet each: give every one a `--home`, a `--port-offset`, its
+blocks and its GPU in CUDA_VISIBLE_DEVICES, all the same `--unpacked`, and say `--beside`.
 
 `--engine simulated` tries all of this out on simulated engines. Its result says so, and is not
 published.
@@ -18,11 +21,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import itertools
 import json
-import os
+import math
 import platform
 import signal
 import sys
+import tarfile
 import time
 from contextlib import AsyncExitStack
 from itertools import groupby
@@ -53,6 +58,8 @@ CURVE = "h200-a"
 """The shipped curve of one H200 that the policy is given; only of one GPU."""
 TOLERATED = 0.15
 """Between the acceptance asked for and the one that the plugin counts, in tokens a round."""
+PART = 0.5
+"""Seconds; of what came within them each window tells."""
 WRITE_SECONDS = 5.0
 """Kept for writing the results."""
 IDLE_SECONDS = 10.0
@@ -74,7 +81,7 @@ class Regret:
         self.record = self.home / "windows.jsonl"
         self.lines: list[dict[str, Any]] = []
         self.failed: dict[str, str] = {}
-        self.blocks = plan.blocks(options.clients, options.accepts, own_table=options.tp == 1)
+        self.blocks = plan.blocks(options.blocks)
         self.acceptance = self.home / "acceptance"
         self.place: _Place | None = None
         self.warm: set[str] = set()
@@ -109,18 +116,24 @@ class Regret:
         if self.simulated:
             mount_credentials(self.home / "credentials", TOKEN)
             launches = {
-                name: fleet.simulated(self.home, name, options.profile) for name in fleet.SERVERS
+                name: fleet.simulated(self.home, name, options.profile, options.port_offset)
+                for name in self.servers
             }
             return fleet.Fleet(self.home, launches)
-        host = Host(options.bundle, self.home)
+        host = Host(options.bundle, self.home, options.unpacked)
         host.set_up()
         variables = {"NCCL_P2P_DISABLE": "1"} if options.link == "hostmem" else {}
         launches = {
-            name: fleet.rendered(host, name, options.tp, variables)
-            for name in fleet.SERVERS
-            if name != plan.DEFAULT or options.tp == 1
+            name: fleet.rendered(host, name, options.tp, variables, options.port_offset)
+            for name in self.servers
         }
         return fleet.Fleet(self.home, launches)
+
+    @property
+    def servers(self) -> list[str]:
+        """Those that the blocks need, and the live one, which says what it is."""
+        needed = {plan.LIVE, *(block.server for block in self.blocks)}
+        return [name for name in fleet.SERVERS if name in needed]
 
     async def _servers(self) -> None:
         if await self.fleet.take_over():
@@ -142,6 +155,8 @@ class Regret:
                 "gpu": f"simulated, profile {self.options.profile}" if self.simulated else gpu,
                 "tp": self.options.tp,
                 "link": self.options.link,
+                "beside": self.options.beside,
+                "clients": cells.TOGETHER,
                 "sglang": "simulated" if self.simulated else VERSION,
                 "machine": {**measure.machine(), "accelerator": "; ".join(gpus)},
                 "versions": {"python": platform.python_version(), **versions},
@@ -167,7 +182,7 @@ class Regret:
         if not self.fleet.has(block.server):
             return
         left = block.left(cells.windows_of(self.lines), self.fleet.id)
-        arms = plan.fitting(left, self.options.window, self.left - plan.LOAD_SECONDS)
+        arms = plan.fitting(left, self.options.window, self._after_loading(block))
         if not arms:
             return
         self.say(f"{block.name}: {', '.join(arms)}; {self.left:.0f} s are left")
@@ -180,11 +195,21 @@ class Regret:
             self.say(f"{block.name} failed: {self.failed[block.name]}")
             await self._leave()
 
-    async def _block(self, block: Block, arms: Sequence[str]) -> None:
-        place = self.place
+    def _loaded(self, block: Block) -> _Place | None:
+        """The place of a block, if it is there already."""
         # Several ranks must draw alike, so their mean changes only while none of them decodes.
         stays = self.options.tp == 1 or self.simulated
-        if place is None or place.load_of != (block.server, block.clients) or not stays:
+        place = self.place
+        there = place is not None and place.load_of == (block.server, block.clients)
+        return place if there and stays else None
+
+    def _after_loading(self, block: Block) -> float:
+        """Seconds that are left for windows of a block."""
+        return self.left - (0.0 if self._loaded(block) else plan.load_seconds(block.clients))
+
+    async def _block(self, block: Block, arms: Sequence[str]) -> None:
+        place = self._loaded(block)
+        if place is None:
             await self._leave()
             address = self.fleet.launches[block.server].address
             engine = await self._stack.enter_async_context(connected(address))
@@ -194,7 +219,7 @@ class Regret:
             if block.server not in self.warm:
                 await place.warm_up()
                 self.warm.add(block.server)
-            await asyncio.sleep(plan.LOAD_SECONDS)
+            await load.steady()
         else:
             await self._accept(place.engine, block)
         place.block = block
@@ -239,20 +264,21 @@ class Regret:
     def finish(self) -> None:
         """Write the results so far, and bring what was said."""
         windows = cells.windows_of(self.lines)
-        missing = plan.missing(windows, self.blocks)
         if windows:
-            result = cells.document(self.lines, missing)
+            result = cells.document(self.lines)
             report.write(
                 {**result, "failedBlocks": self.failed}, self.out / cells.file_name(result)
             )
             for cell in result["cells"]:
                 print(json.dumps(cell), flush=True)
-        for line in missing:
+        for line in plan.missing(windows, self.blocks):
             print(f"missing: {line}", flush=True)
-        for name in self.fleet.launches:
-            _copy_end(self.fleet.log(name), self.out / f"{name}.log")
-        for name in ("decisions.jsonl", "local.txt"):
-            _copy_end(self.home / name, self.out / name)
+        logs = [self.fleet.log(name) for name in self.fleet.launches]
+        # As one file: few may be brought back from a GPU host.
+        with tarfile.open(self.out / "logs.tar.gz", "w:gz") as archive:
+            for file in (*logs, self.home / "decisions.jsonl", self.home / "local.txt"):
+                if file.exists():
+                    archive.add(file, file.name)
 
 
 class _Place:
@@ -270,6 +296,7 @@ class _Place:
         self.engine = engine
         self.load = load
         self.window: float = run.options.window
+        self.began = time.monotonic()
         self.hand = Hand(run.home, self._specification(), engine)
         self._writing: list[asyncio.Task[None]] = []
 
@@ -292,7 +319,7 @@ class _Place:
             async with self.hand.local():
                 await self._windows(arm, count, time.monotonic() - began)
         else:
-            await self._windows(arm, count, plan.LOAD_SECONDS)
+            await self._windows(arm, count, time.monotonic() - self.began)
 
     def _specification(self) -> dict[str, Any]:
         options = self.run.options
@@ -320,6 +347,7 @@ class _Place:
                 "at": _now(),
                 "seconds": self.window,
                 "settledSeconds": round(settled, 2),
+                "loadSeconds": round(begin - self.began, 2),
                 "lost": self.load.lost - lost,
                 **(_counted(before, after) if before and after else {}),
             }
@@ -331,6 +359,10 @@ class _Place:
         await self.load.told(end)
         tokens = self.load.tally.between(begin, end)
         line["tokensPerSecond"] = round(tokens / (end - begin), 2)
+        edges = [begin + step * PART for step in range(math.ceil((end - begin) / PART))] + [end]
+        line["tokensByPart"] = [
+            round(self.load.tally.between(*pair), 1) for pair in itertools.pairwise(edges)
+        ]
         self.run.note(line)
         shown = ("engineTokensPerSecond", "acceptLength", "drafted", "switches", "lost")
         told = ", ".join(f"{key} {line[key]}" for key in shown if line.get(key) is not None)
@@ -390,24 +422,8 @@ async def _put_behaviour(engine: Engine, accept: float) -> None:
             raise Lost(f"/sim/v1/behaviour: {answer.status} {await answer.text()}")
 
 
-def _copy_end(source: Path, target: Path, most: int = 4_000_000) -> None:
-    """Copy a file, or the end of a long one."""
-    if source.exists():
-        with source.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-            target.write_bytes(file.read())
-
-
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(each) for each in text.split(","))
-
-
-def _whole(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split(","))
 
 
 def main() -> int:
@@ -420,8 +436,10 @@ def main() -> int:
     cli.add_argument("--bundle", type=Path, default=BUNDLE)
     cli.add_argument("--seconds", type=float, default=560.0, help="when this process has to end")
     cli.add_argument("--window", type=float, default=10.0, help="seconds of a window")
-    cli.add_argument("--clients", type=_whole, default=plan.CLIENTS)
-    cli.add_argument("--accepts", type=_numbers, default=plan.ACCEPTS)
+    cli.add_argument("--blocks", default=plan.BLOCKS, help="what is measured, in order")
+    cli.add_argument("--port-offset", type=int, default=0)
+    cli.add_argument("--unpacked", type=Path, help="the home of `tests.gpu.host`, if another")
+    cli.add_argument("--beside", type=int, default=0, help="fleets on other GPUs of the host")
     cli.add_argument("--before", type=Path, action="append", default=[], help="an earlier record")
     cli.add_argument("--keep", action="store_true", help="leave the servers to the next command")
     cli.add_argument("--tp", type=int, default=1)

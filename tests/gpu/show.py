@@ -120,6 +120,17 @@ def _missing(result: Result) -> list[str]:
     lines = [f"{name} did not start" for fleet in result["fleets"] for name in fleet["failed"]]
     lines += [f"{name}: {why}" for name, why in result.get("failedBlocks", {}).items()]
     lines += [f"not measured: {line}" for line in result["missing"]]
+    lines += [
+        f"left out: {each['windows']} windows that {each['why']}"
+        for each in result.get("leftOut", ())
+    ]
+    lines += [
+        (
+            f"measured again: {cell['c']} clients at acceptance {cell['accept']:g}, ratio "
+            f"{_ratio(cell['ratio'], cell['stderr'])} on another host"
+        )
+        for cell in result.get("repeated", ())
+    ]
     return ["\n".join(f"- {line}" for line in lines)] if lines else []
 
 

@@ -21,6 +21,7 @@ FLEET = {
     "machine": {"cores": 16, "processor": "Some Processor", "memoryGiB": 128.0, "kernel": "6.18"},
     "versions": {"python": "3.12.3", "sglang": "0.5.16"},
     "curve": "h200-a",
+    "clients": cells.TOGETHER,
     "traffic": {"promptTokens": 128, "answerTokens": 256, "capacity": 256},
     "windowSeconds": 10.0,
     "started": {"live": 100.0, "base": 99.0},
@@ -57,32 +58,33 @@ WINDOWS = [
 
 
 class TestPlan:
-    def test_the_cells_come_first_and_the_engine_own_table_after_all_of_them(self):
-        kinds = [block.server for block in plan.blocks()]
-        assert kinds.index(plan.DEFAULT) > max(
-            place for place, kind in enumerate(kinds) if kind == plan.LIVE
-        )
-        cells_planned = {
-            (block.clients, block.accept) for block in plan.blocks() if block.server == plan.LIVE
-        }
-        assert cells_planned == set(itertools.product(plan.CLIENTS, plan.ACCEPTS))
+    def test_all_cells_are_planned_each_level_with_the_server_without_a_draft(self):
+        planned = plan.blocks()
+        places = [(b.clients, b.accept) for b in planned if b.server == plan.LIVE]
+        assert sorted(places) == list(itertools.product(plan.CLIENTS, plan.ACCEPTS))
+        assert {b.clients for b in planned if b.server == plan.BASE} == set(plan.CLIENTS)
 
-    def test_every_cell_has_three_windows_of_the_policy_and_each_level_three_of_off(self):
+    def test_every_cell_has_windows_of_the_policy_and_each_level_of_off(self):
         live = [block for block in plan.blocks() if block.server == plan.LIVE]
-        assert all(block.arms.count(plan.SPECSERVE) == 3 for block in live)
         for level in plan.CLIENTS:
             mine = [block for block in live if block.clients == level]
-            assert sum(block.arms.count(plan.OFF) for block in mine) == 3
+            sure = level <= plan.SURE_CLIENTS
+            assert {block.arms.count(plan.SPECSERVE) for block in mine} == {2 if sure else 3}
+            assert sum(block.arms.count(plan.OFF) for block in mine) == (2 if sure else 3)
 
     def test_the_policy_always_takes_over_from_on(self):
         for block in plan.blocks():
             if plan.SPECSERVE in block.arms:
                 assert block.arms[block.arms.index(plan.SPECSERVE) - 1] == plan.ON
 
-    def test_the_main_part_fits_into_the_device_time_but_for_a_rest(self):
-        main = list(itertools.takewhile(lambda block: len(block.arms) != 2, plan.blocks()))
-        total = sum(plan.LOAD_SECONDS + plan.seconds(block.arms, 10.0) for block in main)
-        assert 1_000 < total < 1_200
+    def test_blocks_are_named_by_clients_and_what_is_measured(self):
+        found = plan.blocks("32@3.5,32@1,32@base,32@table")
+        assert [(each.server, each.clients, each.accept) for each in found] == [
+            (plan.LIVE, 32, 3.5),
+            (plan.LIVE, 32, 1.0),
+            (plan.BASE, 32, None),
+            (plan.DEFAULT, 32, plan.DEFAULT_ACCEPT),
+        ]
 
     def test_what_was_measured_is_not_measured_again(self):
         block = plan.live(70, 2.5)
@@ -99,9 +101,9 @@ class TestPlan:
         assert block.left([window(arm, 1.0) for arm in block.arms], "b") == ()
 
     def test_more_windows_than_wanted_are_no_harm(self):
-        assert plan.plain(70, 1).left([window(plan.BASE, 1.0)] * 3, "a") == ()
+        assert plan.plain(70).left([window(plan.BASE, 1.0)] * 3, "a") == ()
 
-    @pytest.mark.parametrize(("left", "count"), [(0.0, 0), (10.9, 0), (11.1, 1), (1e9, 7)])
+    @pytest.mark.parametrize(("left", "count"), [(0.0, 0), (10.9, 0), (11.1, 1), (1e9, 8)])
     def test_as_many_windows_as_fit(self, left, count):
         arms = plan.live(70, 2.5).arms
         assert plan.fitting(arms, 10.0, left) == arms[:count]
@@ -109,7 +111,7 @@ class TestPlan:
     def test_what_is_missing_is_told_by_arm(self):
         done = [window(plan.OFF, 1.0)]
         assert plan.missing(done, [plan.live(70, 2.5)]) == [
-            "live with 70 clients at acceptance 2.5: 3 x on, 3 x specserve"
+            "live with 70 clients at acceptance 2.5: 1 x off, 3 x on, 3 x specserve"
         ]
 
 
@@ -215,7 +217,7 @@ class TestCells:
         assert cells.read([first, second]) == WINDOWS[:2]
 
     def test_the_result_says_what_it_is_of_and_what_is_missing(self):
-        result = cells.document([FLEET, *WINDOWS], ["base with 10 clients: 1 x base"])
+        result = cells.document([FLEET, *WINDOWS])
         assert cells.file_name(result) == "gpu-regret-h200-tp1.json"
         assert {key: result[key] for key in ("gpu", "tp", "link", "sglang", "simulated")} == {
             "gpu": "NVIDIA H200",
@@ -224,15 +226,45 @@ class TestCells:
             "sglang": "0.5.16",
             "simulated": False,
         }
-        assert result["missing"] == ["base with 10 clients: 1 x base"]
+        assert "70 clients at acceptance 1: on, specserve" in result["missing"]
+        assert "70 clients at acceptance 3.5: on, off, specserve, base" in result["missing"]
+        assert not any("70 clients at acceptance 2.5" in line for line in result["missing"])
+        assert result["missing"][-1].startswith("engineDefault: in no cell")
+        assert result["leftOut"] == []
+
+    def test_the_newest_start_that_has_all_arms_is_gone_by_and_the_other_is_told(self):
+        later = [{**each, "fleet": "b", "at": "2026-11-30T10:00:00Z"} for each in WINDOWS]
+        part = [window(plan.SPECSERVE, 1.0, fleet="c") | {"at": "2026-11-30T11:00:00Z"}]
+        result = cells.document(
+            [FLEET, {**FLEET, "id": "b"}, {**FLEET, "id": "c"}, *WINDOWS, *later, *part]
+        )
+        assert result["cells"][-1]["fleet"] == "b"
+        assert [each["fleet"] for each in result["repeated"]] == ["a"]
+        assert "measured again: 70 clients" in show.render([result])
+
+    def test_windows_of_a_load_that_starts_out_of_step_are_left_out_until_it_is_in_step(self):
+        moments = ("09:10:12", "09:11:23", "09:11:33")
+        windows = [
+            window(plan.OFF, rate) | {"at": f"2026-11-30T{moment}Z", "settledSeconds": 2.0}
+            for moment, rate in zip(moments, (500.0, 890.0, 900.0), strict=True)
+        ]
+        other = {**FLEET}
+        del other["clients"]
+        result = cells.document([other, *windows])
+        assert result["cells"][0]["off"] == 900.0
+        [left_out] = result["leftOut"]
+        assert (left_out["windows"], left_out["settleAfterLoadSeconds"]) == (2, 75.0)
+        assert left_out["of"][0]["tokensPerSecond"] == [500.0, 890.0]
+        assert "left out: 2 windows" in show.render([result])
+        assert cells.document([FLEET, *windows])["cells"][0]["off"] == pytest.approx(763.3)
 
 
 class TestPage:
     def test_it_shows_every_cell_and_both_ratios(self):
-        page = show.render([cells.document([FLEET, *WINDOWS], ["base with 10 clients: 1 x base"])])
+        page = show.render([cells.document([FLEET, *WINDOWS])])
         row = next(line for line in page.splitlines() if line.startswith("| 70 | 2.5"))
         assert "0.992" in row
-        assert "base with 10 clients" in page
+        assert "not measured: 10 clients at acceptance 1: on, off, specserve, base" in page
         assert "exit status 1" not in page  # a log's end is no prose
         assert "engineDefault did not start" in page
 
