@@ -155,6 +155,24 @@ def test_a_collapse_is_answered_within_the_dwell_and_a_recovery_by_a_probe():
     assert all(v.recheck is not None and v.probe for v in probes)
 
 
+def test_a_probe_goes_on_while_one_of_two_requests_is_between_two():
+    world = World(rule(), ONE_GPU, batch=2, accept=3.9)
+    world.run(60)
+    world.accept = 1.0
+    world.run(30)
+    assert world.active() == 0
+    world.accept = 3.9
+    while world.doing is None or not world.doing.probe:
+        world.tick()
+    world.batch = 1
+    world.tick()
+    assert world.doing.probe
+    world.batch = 2
+    world.run(5)
+    assert world.active() == 3
+    assert codes(world)[-2:] == ["Probing", "AboveBreakEven"]
+
+
 def test_probes_grow_rare_while_they_confirm():
     world = World(rule(), ONE_GPU, batch=32, accept=1.1)
     world.run(3600)
