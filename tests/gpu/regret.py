@@ -21,9 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import itertools
 import json
-import math
 import platform
 import signal
 import sys
@@ -40,9 +38,10 @@ from tests.engine.client import Lost, connected, until
 from tests.engine.install import mount_credentials
 from tests.gpu import cells, fleet, plan
 from tests.gpu.host import BUNDLE, HOME, TOKEN, VERSION, Host, accelerators
-from tests.gpu.load import Clients
+from tests.gpu.load import TOKENS, Clients
 from tests.gpu.plugins import simulated_acceptance
 from tests.gpu.steer import Hand
+from tests.gpu.tally import rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,8 +57,6 @@ CURVE = "h200-a"
 """The shipped curve of one H200 that the policy is given; only of one GPU."""
 TOLERATED = 0.15
 """Between the acceptance asked for and the one that the plugin counts, in tokens a round."""
-PART = 0.5
-"""Seconds; of what came within them each window tells."""
 WRITE_SECONDS = 5.0
 """Kept for writing the results."""
 IDLE_SECONDS = 10.0
@@ -357,14 +354,22 @@ class _Place:
     async def _write(self, line: dict[str, Any], begin: float, end: float) -> None:
         # What came just before the end is told of a little later.
         await self.load.told(end)
-        tokens = self.load.tally.between(begin, end)
-        line["tokensPerSecond"] = round(tokens / (end - begin), 2)
-        edges = [begin + step * PART for step in range(math.ceil((end - begin) / PART))] + [end]
-        line["tokensByPart"] = [
-            round(self.load.tally.between(*pair), 1) for pair in itertools.pairwise(edges)
-        ]
+        spans = self.load.tally.within(begin, end)
+        plain = self.load.tally.between(begin, end) / (end - begin)
+        wave = self.block.clients * TOKENS / plain
+        # The clients must not wait for this.
+        found = await asyncio.to_thread(rate, spans, begin, end, wave)
+        line["tokensPerSecond"] = round(found, 2)
+        line["plainTokensPerSecond"] = round(plain, 2)
         self.run.note(line)
-        shown = ("engineTokensPerSecond", "acceptLength", "drafted", "switches", "lost")
+        shown = (
+            "plainTokensPerSecond",
+            "engineTokensPerSecond",
+            "acceptLength",
+            "drafted",
+            "switches",
+            "lost",
+        )
         told = ", ".join(f"{key} {line[key]}" for key in shown if line.get(key) is not None)
         self.run.say(f"  {line['arm']}: {line['tokensPerSecond']} tok/s; {told}")
         found = line.get("acceptLength")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.gpu import cells, plan, show
 from tests.gpu.plugins.simulated_acceptance import Draws
-from tests.gpu.tally import Stream, Tally
+from tests.gpu.tally import Stream, Tally, rate
 
 FLEET = {
     "kind": cells.FLEET,
@@ -142,6 +142,23 @@ class TestTally:
         tally.add(20.0, 21.0, 5)
         assert tally.between(0.0, 1.0) == 0
         assert tally.between(20.0, 21.0) == 5
+
+    @pytest.mark.parametrize("begin", [40.0, 40.7, 41.9, 43.0])
+    def test_a_rate_does_not_depend_on_where_in_a_wave_the_window_begins(self, begin):
+        tally = Tally()
+        for wave in range(20):
+            for client in range(25):
+                stream = Stream(tally)
+                for number in range(33):  # the first token after a prefill of a second
+                    stream.heard(1 + number * 8, 4.0 * wave + 1.0 + number * 3.0 / 32)
+                assert stream.tokens == 257, client
+        spans = tally.within(begin, begin + 10.0)
+        assert rate(spans, begin, begin + 10.0, 4.0) == pytest.approx(25 * 257 / 4.0, rel=0.003)
+
+    def test_a_steady_rate_is_the_plain_one(self):
+        tally = Tally()
+        tally.add(0.0, 100.0, 1_000)
+        assert rate(tally.within(20.0, 30.0), 20.0, 30.0, 1.0) == pytest.approx(10.0)
 
 
 class TestDraws:
