@@ -206,6 +206,8 @@ async def local(
     if terminal:
         # `script` gives it a terminal and hands on what it draws, and its exit status.
         words = ["script", "-qefc", "stty cols 120; exec " + shlex.join(words), "/dev/null"]
+    # Tests that run under nohup would hand their ignored SIGHUP on.
+    words = ["env", "--default-signal=HUP", *words]
     process = await asyncio.create_subprocess_exec(
         *words,
         cwd=folder,
