@@ -25,6 +25,9 @@ SETTLE_SECONDS: Final = 5.0
 #: runs, whose pod is watched.
 LOOK: Final = 1.0
 LOOK_AT_JOB: Final = 5.0
+#: Seconds from the making of a Job within which its container runs. What keeps it from that
+#: longer (an image, a quota, a full cluster) must not keep the pod from its clients.
+START_SECONDS: Final = 120.0
 #: Characters of a failure that are kept.
 LONGEST_WORDS: Final = 1024
 #: Exit statuses of `specserve calibrate` that leave a curve: all agrees, and some cells do not.
@@ -61,6 +64,7 @@ class Job:
         pod_uid: Uid of the engine pod.
         ended: Whether it is complete or has failed.
         failure: Why it failed, empty if it did not.
+        created: When it was made, None if that is not known.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Job:
     pod_uid: str
     ended: bool = False
     failure: str = ""
+    created: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +295,22 @@ def _watch(seen: Situation, job: Job, pod: Pod | None) -> Plan:
         return _failed(f"Job {job.name} has ended, and the pod with its curve is gone")
     if pod is None or pod.uid != job.pod_uid:
         return _failed("the pod that was measured is gone")
-    if problem := _lost(seen, pod):
+    if problem := _lost(seen, pod) or _not_started(seen, job):
         return _failed(problem)
     return Plan(None, _running(pod), LOOK_AT_JOB)
+
+
+def _not_started(seen: Situation, job: Job) -> str:
+    """Why the container of a Job does not run though it has had the time; empty if it may yet."""
+    if job.created is None or seen.now < job.created + START_SECONDS:
+        return ""
+    workers = [worker for worker in seen.workers if worker.job == job.name]
+    if any(worker.started for worker in workers):
+        return ""
+    why = "no pod of it was made; kubectl describe job tells who refuses it"
+    if workers:
+        why = workers[0].waits or f"{workers[0].name} waits, and nothing says for what"
+    return f"Job {job.name} has not started within {START_SECONDS:.0f} s: {why}"
 
 
 def _lost(seen: Situation, pod: Pod) -> str:

@@ -379,6 +379,7 @@ def _job_of(item: Object) -> Job:
         pod_uid=annotations.get(names.ANNOTATION_ASIDE_POD, ""),
         ended=failed is not None or any(one["type"] == "Complete" for one in true),
         failure=failure,
+        created=_moment(meta.get("creationTimestamp", "")),
     )
 
 

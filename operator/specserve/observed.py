@@ -80,6 +80,9 @@ class Worker:
         exit_code: Of its container, None before it has ended; -1 if the pod failed without one.
         words: What the container left, or why there is nothing.
         ends: When it is to be gone at the latest, as RFC 3339; empty unless it is being deleted.
+        started: Whether its container runs, or has.
+        waits: What a container that has not started waits for, in the kubelet's or scheduler's own
+            words; empty if they say nothing.
     """
 
     uid: str
@@ -89,6 +92,8 @@ class Worker:
     exit_code: int | None
     words: str
     ends: str = ""
+    started: bool = False
+    waits: str = ""
 
 
 def either(item: Object) -> Pod | Worker:
@@ -120,7 +125,22 @@ def worker(item: Object) -> Worker:
         exit_code=exit_code,
         words=words,
         ends=meta.get("deletionTimestamp") or "",
+        started=exit_code is not None
+        or any("running" in (c.get("state") or {}) for c in _containers(status)),
+        waits=_waits(status),
     )
+
+
+def _waits(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _reason_and_message(condition)
+    waiting = ((c.get("state") or {}).get("waiting") for c in _containers(status))
+    return next((_reason_and_message(each) for each in waiting if each), "")
+
+
+def _reason_and_message(said: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, (said.get("reason"), said.get("message"))))
 
 
 def pod(item: Object) -> Pod:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from specserve import api, calibration, conditions, curves, names
 from specserve.calibration import (
     SETTLE_SECONDS,
+    START_SECONDS,
     Begin,
     Job,
     Keep,
@@ -187,6 +188,32 @@ def test_what_fails_is_kept_in_words(changes, said):
     assert isinstance(step, Keep)
     assert step.curve is None
     assert said in step.failure
+
+
+LATE = (job(created=1000.0 - START_SECONDS),)
+PULLS = replace(worker(), waits="ImagePullBackOff: no such image")
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ((PULLS,), "within 120 s: ImagePullBackOff: no such image"),
+        ((worker(),), "job-r1-x waits, and nothing says for what"),
+        ((), "no pod of it was made; kubectl describe job tells"),
+        ((replace(PULLS, job="another", started=True),), "no pod of it was made"),
+    ],
+)
+def test_a_job_that_does_not_start_is_given_up(workers, said):
+    step = plan(measuring(jobs=LATE, workers=workers)).step
+    assert isinstance(step, Keep)
+    assert said in step.failure
+
+
+def test_a_job_is_given_the_time_to_start_and_then_its_deadline():
+    early = (job(created=1000.0 - START_SECONDS + 1),)
+    assert plan(measuring(jobs=early, workers=(PULLS,))).step is None
+    assert plan(measuring(jobs=early, workers=())).step is None
+    assert plan(measuring(jobs=LATE, workers=(replace(worker(), started=True),))).step is None
 
 
 def test_last_words_are_waited_for_when_the_job_is_told_first():

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from specserve import api, curves, names, workload
+from specserve import api, curves, moments, names, workload
+from specserve.calibration import START_SECONDS
 from specserve.calibrator import FORBIDDEN_RECHECK, RECORD_TTL, Calibrator, Subject
 from specserve.kube import KubeRefused, KubeUnreachable
 from specserve.observed import Worker
@@ -264,6 +265,20 @@ async def test_a_job_that_is_not_admitted_is_a_failure(world):
     world.api.refusals["create", "Job"] = KubeRefused(403, "Forbidden", "exceeded quota: team")
     await world.look()
     assert "no Job: exceeded quota: team" in world.kept["data"]["failure"]
+    await world.look()
+    assert world.aside() == []
+
+
+async def test_a_job_whose_pod_does_not_start_is_a_failure(world):
+    await world.to_the_job()
+    world.job["metadata"]["creationTimestamp"] = moments.iso(WALL + world.now)
+    world.workers = [replace(world.workers[0], waits="ErrImagePull: no such image")]
+    world.now += START_SECONDS
+    assert (await world.look())[:2] == ("False", "Failed")
+    assert "ErrImagePull: no such image" in world.kept["data"]["failure"]
+    await world.look()
+    assert world.job is None
+    world.workers = []
     await world.look()
     assert world.aside() == []
 

@@ -461,3 +461,41 @@ def test_a_pod_that_measures_is_no_engine():
 def test_its_last_words_are_read(status, code, words):
     seen = observed.worker(measuring(**status))
     assert (seen.exit_code, seen.words) == (code, words)
+
+
+@pytest.mark.parametrize(
+    ("status", "started", "waits"),
+    [
+        ({"phase": "Pending"}, False, ""),
+        (
+            {
+                "phase": "Pending",
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes are available",
+                    }
+                ],
+            },
+            False,
+            "Unschedulable: 0/3 nodes are available",
+        ),
+        (
+            {
+                "conditions": [{"type": "PodScheduled", "status": "True"}],
+                "containerStatuses": [
+                    {"name": "calibrate", "state": {"waiting": {"reason": "ErrImagePull"}}}
+                ],
+            },
+            False,
+            "ErrImagePull",
+        ),
+        ({"containerStatuses": [{"name": "calibrate", "state": {"running": {}}}]}, True, ""),
+        ({"containerStatuses": [worker_ended(0, "{}")]}, True, ""),
+    ],
+)
+def test_whether_it_has_started_and_what_it_waits_for(status, started, waits):
+    seen = observed.worker(measuring(**status))
+    assert (seen.started, seen.waits) == (started, waits)
