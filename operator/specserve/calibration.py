@@ -44,6 +44,7 @@ class Record:
         failure: Why the last calibration failed, empty if it did not.
         compared: How far the curve is from the one before it, in words; empty if there was none.
         foreign: Whether an object of somebody else has the name.
+        kept: Whether the cluster has taken it; else it is known here alone.
     """
 
     request: str = ""
@@ -51,6 +52,7 @@ class Record:
     failure: str = ""
     compared: str = ""
     foreign: bool = False
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ FORBIDDEN_RECHECK = 10.0
 #: Seconds for which what is kept is taken as read: nobody but the operator writes it, and whoever
 #: deletes it waits for so long.
 RECORD_TTL = 300.0
+#: How the API server refuses an object: malformed, forbidden (rights, quota), invalid; a webhook
+#: may use any of them.
+_NOT_TAKEN = frozenset({400, 403, 422})
 
 
 class Asking(Protocol):
@@ -133,9 +136,10 @@ class Calibrator:
         try:
             return await self._look(subject, seen, confirm)
         except KubeRefused as error:
-            if error.status != 403:
+            if error.status not in _NOT_TAKEN:
                 raise
-            # Rights of an older installation: that costs no more than the calibration.
+            # Rights of an older installation, a quota, a webhook: that costs no more than the
+            # calibration.
             said = Condition("Calibrated", "Unknown", conditions.FORBIDDEN, error.message)
             return said, FORBIDDEN_RECHECK if subject.request else None
 
@@ -151,7 +155,10 @@ class Calibrator:
         if plan.step is not None:
             await self._do(subject, situation, plan.step, seen, confirm)
             record = self._known(subject.key) or record
-        return plan.state or self._condition(subject, record, seen), plan.again
+        again = plan.again
+        if again is None and not record.kept:
+            again = RECORD_TTL
+        return plan.state or self._condition(subject, record, seen), again
 
     def _weighs(self, subject: Subject) -> bool:
         return subject.spec is not None and subject.spec.policy.strategy == "BreakEven"
@@ -249,6 +256,9 @@ class Calibrator:
     ) -> None:
         namespace = subject.owner.namespace
         if isinstance(step, TakeAside):
+            await confirm()
+            # Before a pod is taken: who cannot keep what comes of it had better not begin.
+            await self._write(subject, situation.record)
             await self._mark(namespace, step.pod, names.ASIDE, subject.request)
             self._say(subject, "PodTakenAside", f"{step.pod.name} is out of its Service")
         elif isinstance(step, PutBack):
@@ -304,7 +314,7 @@ class Calibrator:
         try:
             await self._cluster.create(manifest)
         except KubeRefused as error:
-            if error.status not in {400, 403, 422}:
+            if error.status not in _NOT_TAKEN:
                 raise
             await self._keep(subject, situation, Keep(None, f"no Job: {error.message}"), seen)
 
@@ -319,17 +329,30 @@ class Calibrator:
             fits = found is not None and found.curve is not None
             compared = calibration.compared(step.curve, before.curve if fits else None)
             curve = _at(step.curve, situation).to_json()
+        record = Record(subject.request, curve, failure, compared)
+        try:
+            await self._write(subject, record)
+        except KubeRefused as error:
+            if error.status == 404:
+                raise
+            # The pod returns all the same. The Job is kept for longer than this is believed, so
+            # that what it came to is written as soon as it can be.
+            words = f"{failure or 'a curve was measured'}; it cannot be kept: {error.message}"
+            unkept = replace(before, request=subject.request, failure=words, kept=False)
+            self._records[subject.key] = self._clock(), unkept
+
+    async def _write(self, subject: Subject, record: Record) -> None:
         manifest = workload.curve_config_map(
             subject.owner,
-            subject.request,
+            record.request,
             {
-                curves.KEY: curve,
-                workload.KEY_COMPARED: compared,
-                workload.KEY_FAILURE: failure,
+                curves.KEY: record.curve,
+                workload.KEY_COMPARED: record.compared,
+                workload.KEY_FAILURE: record.failure,
             },
         )
-        record = _record_of(await self._cluster.apply(manifest))
-        self._records[subject.key] = self._clock(), record
+        written = _record_of(await self._cluster.apply(manifest))
+        self._records[subject.key] = self._clock(), written
 
     def _say(self, subject: Subject, reason: str, message: str) -> None:
         self._notice(Notice(subject.key, "Normal", reason, message))

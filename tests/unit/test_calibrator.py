@@ -117,9 +117,9 @@ class World:
         if self.gone:
             raise KubeRefused(404, "NotFound", "the SpecServe is no more")
 
-    async def look(self):
+    def subject(self):
         pods = [observed_pod(o) for (kind, _), o in self.api.objects.items() if kind == "Pod"]
-        subject = Subject(
+        return Subject(
             owner=OWNER,
             request=self.request,
             spec=self.spec and api.SpecServeSpec.model_validate(self.spec),
@@ -131,7 +131,9 @@ class World:
             workers=self.workers,
             engines=[Engine(one.name, controllable=True) for one in pods if one.usable],
         )
-        said, again = await self.calibrator.look(subject, SEEN, self.confirm)
+
+    async def look(self):
+        said, again = await self.calibrator.look(self.subject(), SEEN, self.confirm)
         return said.status, said.reason, again
 
     @property
@@ -248,7 +250,7 @@ async def test_a_request_that_is_taken_back_ends_the_job_first(world):
     world.workers = []
     await world.look()
     assert world.aside() == []
-    assert world.kept is None
+    assert not world.kept["data"]
     assert (await world.look())[:2] == ("Unknown", "NotAskedFor")
 
 
@@ -280,6 +282,52 @@ async def test_a_job_whose_pod_does_not_start_is_a_failure(world):
     assert world.job is None
     world.workers = []
     await world.look()
+    assert world.aside() == []
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+async def test_no_pod_is_taken_for_what_could_not_be_kept(world, status):
+    world.api.refusals["apply", "ConfigMap"] = KubeRefused(status, "No", "exceeded quota: team")
+    assert await world.look() == ("Unknown", "Forbidden", FORBIDDEN_RECHECK)
+    assert world.aside() == []
+    del world.api.refusals["apply", "ConfigMap"]
+    await world.to_the_job()
+
+
+@pytest.mark.parametrize("status", [400, 403, 422, 500])
+async def test_a_pod_returns_though_nothing_can_be_kept(world, status):
+    await world.to_the_job()
+    world.ends(0, WORDS)
+    refused = KubeRefused(status, "No", "denied by policy")
+    world.api.refusals["apply", "ConfigMap"] = refused
+    assert (await world.look())[:2] == ("False", "Failed")
+    assert world.aside() == ["chat-a"]
+    await world.look()
+    assert world.aside() == []
+    said, _ = await world.calibrator.look(world.subject(), SEEN, world.confirm)
+    assert "a curve was measured; it cannot be kept: denied by policy" in said.message
+    # It is tried again while there is something to keep, and no pod is taken for it.
+    assert await world.look() == ("False", "Failed", RECORD_TTL)
+    world.now += RECORD_TTL
+    assert (await world.look())[:2] == ("False", "Failed")
+    assert world.aside() == []
+    del world.api.refusals["apply", "ConfigMap"]
+    world.now += RECORD_TTL
+    assert (await world.look())[:2] == ("True", "Measured")
+    assert (await world.look()) == ("True", "Measured", None)
+
+
+async def test_nothing_is_measured_again_while_nothing_can_be_kept(world):
+    await world.look()
+    world.now += 6
+    world.reading = replace(world.reading, running=1)
+    world.api.refusals["apply", "ConfigMap"] = KubeRefused(403, "Forbidden", "cannot patch")
+    world.now += 3600
+    assert (await world.look())[:2] == ("False", "Failed")
+    await world.look()
+    assert world.aside() == []
+    world.calibrator = world.fresh()
+    assert (await world.look())[:2] == ("Unknown", "Forbidden")
     assert world.aside() == []
 
 
