@@ -6,8 +6,28 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from yaml.constructor import ConstructorError
 
 from specserve import api, names, rules, schema
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML as `kubectl` does, for which a time is a text, and says where it cannot."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as the library has it
+        first: [(tag, words) for tag, words in known if tag != "tag:yaml.org,2002:timestamp"]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            # Such as `!!bool maybe`: the library has no words of its own for it.
+            tag = node.tag.rpartition(":")[2]
+            raise ConstructorError(
+                problem=f"this is no {tag}", problem_mark=node.start_mark
+            ) from error
 
 
 class BadDocument(ValueError):
@@ -37,15 +57,11 @@ def read(text: str) -> Document:
     Raises:
         BadDocument: There is none, or more than one, or it is not valid.
     """
-    try:
-        documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
-    except yaml.YAMLError as error:
-        raise BadDocument(f"no YAML: {str(error).splitlines()[0]}") from None
+    documents = _loaded(text)
     found = [each for each in documents if each.get("kind") == names.KIND]
     if len(found) != 1:
         raise BadDocument(f"it holds {len(found)} objects of kind {names.KIND} instead of one")
-    meta = found[0].get("metadata")
-    meta = meta if isinstance(meta, dict) else {}
+    name, namespace = _named(found[0].get("metadata") or {})
     written = found[0].get("spec") or {}
     try:
         spec = api.SpecServeSpec.model_validate(written)
@@ -53,16 +69,45 @@ def read(text: str) -> Document:
         raise BadDocument(first(error)) from None
     for field in rules.unknown(_schema()["properties"]["spec"], written, "spec"):
         raise BadDocument(f"unknown field {field}")
-    named = {"name": meta.get("name") or names.SINGULAR}
-    judged = {"metadata": named, "spec": rules.with_defaults(spec)}
+    try:
+        judged = {"metadata": {"name": name}, "spec": rules.with_defaults(spec)}
+    except ValueError as error:  # an alias within what it stands for
+        raise BadDocument(f"spec: {error}") from None
     for refusal in rules.broken(_schema(), judged):
         raise BadDocument(refusal)
     return Document(
-        name=str(meta.get("name") or names.SINGULAR),
-        namespace=str(meta.get("namespace") or "default"),
+        name=name,
+        namespace=namespace,
         spec=spec,
         written=written,
     )
+
+
+def _loaded(text: str) -> list[dict[Any, Any]]:
+    try:
+        loaded = yaml.load_all(text, _Loader)
+        return [each for each in loaded if isinstance(each, dict)]
+    except yaml.YAMLError as error:
+        raise BadDocument(f"no YAML: {_where(error)}") from None
+    except RecursionError:
+        raise BadDocument("no YAML: it is nested too deeply") from None
+
+
+def _where(error: yaml.YAMLError) -> str:
+    """What is wrong with a YAML text, and in which line."""
+    mark = getattr(error, "problem_mark", None)
+    said = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return said if mark is None else f"line {mark.line + 1}: {said}"
+
+
+def _named(meta: Any) -> tuple[str, str]:
+    """Name and namespace of an object, by its metadata."""
+    if not isinstance(meta, dict):
+        raise BadDocument("metadata: Input should be a valid dictionary")
+    for field in ("name", "namespace"):
+        if not isinstance(meta.get(field), str | None):
+            raise BadDocument(f"metadata.{field}: Input should be a valid string")
+    return meta.get("name") or names.SINGULAR, meta.get("namespace") or "default"
 
 
 @cache

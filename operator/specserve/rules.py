@@ -147,6 +147,8 @@ JUDGES: Final[Mapping[str, Judge]] = {
 def broken(schema: Mapping[str, Any], value: Any, path: str = "") -> Iterator[str]:
     """What a value breaks that pydantic does not judge, with the words of the API server.
 
+    Only the first counts for sure: rules are asked even if what they go by was refused before.
+
     Args:
         schema: A structural schema, as `specserve.schema` makes it.
         value: With all defaults.
@@ -160,11 +162,19 @@ def broken(schema: Mapping[str, Any], value: Any, path: str = "") -> Iterator[st
     for position in _twice(schema.get("x-kubernetes-list-type"), keys, value):
         shown = {name: value[position][name] for name in keys} if keys else value[position]
         yield f"{where}[{position}]: Duplicate value: {shown}"
-    for rule in schema.get("x-kubernetes-validations") or ():
-        if not JUDGES[rule["rule"]](value):
-            yield f"{where}{rule.get('fieldPath', '')}: {_words(rule, value)}".lstrip(".")
+    # First: a rule may take for granted that what is below is valid, as in the API server.
     for child, inner, name in _children(schema, value):
         yield from broken(child, inner, f"{path}{name}")
+    for rule in schema.get("x-kubernetes-validations") or ():
+        judge = JUDGES[rule["rule"]]
+        try:
+            holds = judge(value)
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            # An API server refuses what a rule cannot be evaluated for, too.
+            yield f"{where}: {error}".lstrip(".")
+            continue
+        if not holds:
+            yield f"{where}{rule.get('fieldPath', '')}: {_words(rule, value)}".lstrip(".")
 
 
 def _words(rule: Mapping[str, str], value: Any) -> str:

@@ -1,5 +1,6 @@
 """A SpecServe from a file is judged as a real API server judges it, on the same cases."""
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,10 @@ def test_what_is_handed_on_to_the_pod_has_fields_of_its_own():
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("a: [", "no YAML"),
+        ("a: [", "no YAML: line 1"),
+        ("kind: SpecServe\nspec: !!bool maybe", "no YAML: line 2: this is no bool"),
+        ("kind: SpecServe\nspec: !!timestamp soon", "no YAML: line 2: this is no timestamp"),
+        ("[" * 10_000, "nested too deeply"),
         ("kind: Pod", "0 objects of kind SpecServe"),
         ("kind: SpecServe\n---\nkind: SpecServe", "2 objects of kind SpecServe"),
         ("kind: SpecServe\nspec: 3", "spec"),
@@ -93,6 +97,54 @@ def test_what_is_handed_on_to_the_pod_has_fields_of_its_own():
 def test_a_file_without_one_specserve_is_refused(body, why):
     with pytest.raises(document.BadDocument, match=why):
         document.read(body)
+
+
+@pytest.mark.parametrize(
+    ("memory", "field"),
+    [
+        ({"sharedMemory": "16GB"}, "spec.engine.sharedMemory: '16GB' should match"),
+        # Valid for the schema, and still no number: the rule that needs one is not held.
+        ({"sharedMemory": "1e1.5"}, "spec.engine: '1e1.5' is no quantity"),
+        ({"resources": {"limits": {"memory": "16GB"}}}, "spec.engine.resources.limits.memory: "),
+        ({"memFractionStatic": "a lot"}, "spec.engine.memFractionStatic: "),
+    ],
+)
+def test_what_a_rule_reckons_with_is_judged_before_the_rule(memory, field):
+    limits = {"resources": {"limits": {"memory": "64Gi"}}, "sharedMemory": "16Gi"}
+    with pytest.raises(document.BadDocument) as caught:
+        document.read(text(engine=limits | memory))
+    assert str(caught.value).startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("meta", "field"),
+    [
+        ({"name": 123}, "metadata.name: "),
+        ({"name": ["chat"]}, "metadata.name: "),
+        ({"name": "chat", "namespace": 7}, "metadata.namespace: "),
+        ("chat", "metadata: "),
+    ],
+)
+def test_a_name_is_a_text(meta, field):
+    with pytest.raises(document.BadDocument, match=f"^{field}Input should be a valid"):
+        document.read(yaml.safe_dump(MINIMAL | {"metadata": meta}))
+
+
+def test_a_part_that_holds_itself_is_refused():
+    endless = "pod: {affinity: &a {nodeAffinity: *a}}"
+    with pytest.raises(document.BadDocument, match=r"^spec: "):
+        document.read(f"kind: SpecServe\nspec:\n  model: {{source: 'hf://a/b'}}\n  {endless}")
+
+
+@pytest.mark.parametrize("until", ["2030-01-31T12:00:00Z", "2030-02-30T00:00:00Z"])
+def test_a_time_is_a_text_without_quotes_too(until):
+    body = yaml.safe_dump(MINIMAL) + f"  policy: {{mode: 'Off', modeUntil: {until}}}\n"
+    assert document.read(body).spec.policy.mode_until == until
+
+
+def test_others_read_yaml_as_ever():
+    document.read(text())
+    assert yaml.safe_load("2030-01-31") == datetime.date(2030, 1, 31)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ LOOK: Final = 1.0
 async def follow(path: Path, asked: Document, work: Session) -> None:
     """Take in each change of a file's policy, for ever; one that cannot be used changes nothing.
 
+    Nothing that a file may hold ends it: all that steers, and keeps engines, would end with it.
+
     Args:
         path: The file.
         asked: What it held at first.
@@ -39,6 +41,9 @@ async def follow(path: Path, asked: Document, work: Session) -> None:
             work.adopt(new.spec.policy)
         except (BadOption, workload.UnusableSpec) as error:
             work.board.say("warning", "", f"{error}; the policy stays as it was")
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not cost the engines
+            why = f"{path}: {type(error).__name__}: {error}"
+            work.board.say("warning", "", f"{why}; the policy stays as it was")
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
