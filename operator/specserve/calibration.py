@@ -45,6 +45,7 @@ class Record:
         compared: How far the curve is from the one before it, in words; empty if there was none.
         foreign: Whether an object of somebody else has the name.
         kept: Whether the cluster has taken it; else it is known here alone.
+        owner: Uid of the SpecServe that it is of, None if there is no object.
     """
 
     request: str = ""
@@ -53,6 +54,7 @@ class Record:
     compared: str = ""
     foreign: bool = False
     kept: bool = True
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +271,7 @@ def _choose(seen: Situation) -> Plan:
 
 
 def _drain(seen: Situation, pod: Pod) -> Plan:
-    if problem := _lost(seen, pod):
+    if problem := _obstructed(seen) or _lost(seen, pod):
         return _failed(problem)
     waited = seen.now - (seen.since or {}).get(pod.uid, seen.now)
     if waited >= SETTLE_SECONDS and seen.in_flight == 0:
@@ -297,7 +299,7 @@ def _watch(seen: Situation, job: Job, pod: Pod | None) -> Plan:
         return _failed(f"Job {job.name} has ended, and the pod with its curve is gone")
     if pod is None or pod.uid != job.pod_uid:
         return _failed("the pod that was measured is gone")
-    if problem := _lost(seen, pod) or _not_started(seen, job):
+    if problem := _obstructed(seen) or _lost(seen, pod) or _not_started(seen, job):
         return _failed(problem)
     return Plan(None, _running(pod), LOOK_AT_JOB)
 
@@ -313,6 +315,11 @@ def _not_started(seen: Situation, job: Job) -> str:
     if workers:
         why = workers[0].waits or f"{workers[0].name} waits, and nothing says for what"
     return f"Job {job.name} has not started within {START_SECONDS:.0f} s: {why}"
+
+
+def _obstructed(seen: Situation) -> str:
+    """What has got in the way meanwhile, of which none could begin; empty if nothing has."""
+    return ": ".join(filter(None, seen.obstacle or ()))
 
 
 def _lost(seen: Situation, pod: Pod) -> str:

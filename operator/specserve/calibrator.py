@@ -149,7 +149,7 @@ class Calibrator:
         aside = [pod for pod in subject.pods if pod.aside is not None]
         record = Record()
         if subject.request or aside or self._weighs(subject):
-            record = await self._record(subject.key)
+            record = await self._record_for(subject, aside)
         situation = await self._situation(subject, record, aside)
         plan = calibration.plan(situation)
         if plan.step is not None:
@@ -185,9 +185,27 @@ class Calibrator:
         read = self._records.get(key)
         if read is not None and self._clock() - read[0] < RECORD_TTL:
             return read[1]
-        item = await self._cluster.get("ConfigMap", key[0], names.curve_config_map(key[1]))
-        record = _record_of(item)
+        record = await self._read(key)
         self._records[key] = self._clock(), record
+        return record
+
+    async def _read(self, key: Key) -> Record:
+        name = names.curve_config_map(key[1])
+        return _record_of(await self._cluster.get("ConfigMap", key[0], name))
+
+    async def _record_for(self, subject: Subject, aside: Sequence[Pod]) -> Record:
+        try:
+            record = await self._record(subject.key)
+        except KubeRefused as error:
+            if error.status not in _NOT_TAKEN or not aside:
+                raise
+            words = f"what is kept of it cannot be read: {error.message}"
+            record = Record(subject.request, failure=words, kept=False)
+            self._records[subject.key] = self._clock(), record
+        if record.owner not in {None, subject.owner.uid}:
+            # Of one of this name that was deleted; what is asked of this one was not dealt with.
+            record = Record()
+            self._records[subject.key] = self._clock(), record
         return record
 
     async def _situation(
@@ -258,7 +276,8 @@ class Calibrator:
         if isinstance(step, TakeAside):
             await confirm()
             # Before a pod is taken: who cannot keep what comes of it had better not begin.
-            await self._write(subject, situation.record)
+            if not await self._write(subject, situation.record):
+                return
             await self._mark(namespace, step.pod, names.ASIDE, subject.request)
             self._say(subject, "PodTakenAside", f"{step.pod.name} is out of its Service")
         elif isinstance(step, PutBack):
@@ -331,17 +350,25 @@ class Calibrator:
             curve = _at(step.curve, situation).to_json()
         record = Record(subject.request, curve, failure, compared)
         try:
-            await self._write(subject, record)
+            if await self._write(subject, record):
+                return
+            refused = f"a ConfigMap {names.curve_config_map(subject.owner.name)} is not ours"
         except KubeRefused as error:
             if error.status == 404:
                 raise
-            # The pod returns all the same. The Job is kept for longer than this is believed, so
-            # that what it came to is written as soon as it can be.
-            words = f"{failure or 'a curve was measured'}; it cannot be kept: {error.message}"
-            unkept = replace(before, request=subject.request, failure=words, kept=False)
-            self._records[subject.key] = self._clock(), unkept
+            refused = error.message
+        # The pod returns all the same. The Job is kept for longer than this is believed, so that
+        # what it came to is written as soon as it can be.
+        words = f"{failure or 'a curve was measured'}; it cannot be kept: {refused}"
+        unkept = replace(before, request=subject.request, failure=words, kept=False)
+        self._records[subject.key] = self._clock(), unkept
 
-    async def _write(self, subject: Subject, record: Record) -> None:
+    async def _write(self, subject: Subject, record: Record) -> bool:
+        """Write what is kept; False if an object of somebody else has the name meanwhile."""
+        found = await self._read(subject.key)
+        if found.foreign:
+            self._records[subject.key] = self._clock(), found
+            return False
         manifest = workload.curve_config_map(
             subject.owner,
             record.request,
@@ -353,6 +380,7 @@ class Calibrator:
         )
         written = _record_of(await self._cluster.apply(manifest))
         self._records[subject.key] = self._clock(), written
+        return True
 
     def _say(self, subject: Subject, reason: str, message: str) -> None:
         self._notice(Notice(subject.key, "Normal", reason, message))
@@ -378,6 +406,7 @@ def _record_of(item: Object | None) -> Record:
         curve=data.get(curves.KEY),
         failure=data.get(workload.KEY_FAILURE, ""),
         compared=data.get(workload.KEY_COMPARED, ""),
+        owner=_owner_of(item),
     )
 
 

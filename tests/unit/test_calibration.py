@@ -190,6 +190,23 @@ def test_what_fails_is_kept_in_words(changes, said):
     assert said in step.failure
 
 
+OFF = ("Overridden", "the override of this installation says Off")
+
+
+def test_what_gets_in_the_way_ends_what_is_under_way():
+    for seen in (
+        measuring(obstacle=OFF),
+        measuring(obstacle=OFF, jobs=(), workers=(), in_flight=0),
+    ):
+        step = plan(seen).step
+        assert isinstance(step, Keep)
+        assert step.failure == ": ".join(OFF)
+    step = plan(measuring(obstacle=OFF, workers=(worker(0, WORDS),))).step
+    assert isinstance(step, Keep)
+    assert step.curve is not None
+    assert plan(measuring(obstacle=OFF, record=RECORDED)).step == Stop(job())
+
+
 LATE = (job(created=1000.0 - START_SECONDS),)
 PULLS = replace(worker(), waits="ImagePullBackOff: no such image")
 
@@ -392,6 +409,7 @@ class World:
     workers: dict[str, Worker] = field(default_factory=dict)
     in_flight: int | None = 0
     last_pod: bool = False
+    obstacle: tuple[str, str] | None = None
 
     def seen(self) -> Situation:
         return Situation(
@@ -399,6 +417,7 @@ class World:
             request=self.request,
             record=self.record,
             last_pod=self.last_pod,
+            obstacle=self.obstacle,
             fit=frozenset(self.pods),
             pods=tuple(self.pods.values()),
             since=self.since,
@@ -450,6 +469,10 @@ class AnyCourse(RuleBasedStateMachine):
     @rule(allowed=st.booleans())
     def may_take_the_last(self, allowed):
         self.world.last_pod = allowed
+
+    @rule(obstacle=st.sampled_from([None, OFF]))
+    def something_gets_in_the_way(self, obstacle):
+        self.world.obstacle = obstacle
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 40.0]))
     def time_passes(self, seconds):

@@ -96,6 +96,7 @@ class World:
         self.reading = Reading(None, 0, 0, None, None, 1)
         self.notices = []
         self.gone = False
+        self.mode = "Auto"
         self.calibrator = self.fresh()
 
     def fresh(self):
@@ -125,7 +126,7 @@ class World:
             spec=self.spec and api.SpecServeSpec.model_validate(self.spec),
             blocked=None,
             rolled_out=True,
-            mode="Auto",
+            mode=self.mode,
             overridden=False,
             pods=pods,
             workers=self.workers,
@@ -340,6 +341,64 @@ async def test_an_object_of_somebody_else_is_not_taken_over(world):
     await world.api.apply(theirs)
     assert (await world.look())[:2] == ("False", "NameTaken")
     assert await world.calibrator.curve(("team", "chat")) is None
+
+
+THEIRS = {"kind": "ConfigMap", "metadata": {"name": "chat-curve"}, "data": {"theirs": "1"}}
+
+
+async def test_one_that_is_made_by_somebody_else_meanwhile_is_left_alone(world):
+    await world.to_the_job()
+    await world.api.apply(THEIRS)
+    world.ends(0, WORDS)
+    assert (await world.look())[:2] == ("False", "Failed")
+    assert world.kept["data"] == {"theirs": "1"}
+    await world.look()
+    assert world.aside() == []
+
+
+async def test_no_pod_is_taken_when_the_name_is_taken_unseen(world):
+    world.request = ""
+    await world.look()
+    await world.api.apply(THEIRS)
+    world.request = "r1"
+    await world.look()
+    assert (await world.look())[:2] == ("False", "NameTaken")
+    assert world.aside() == []
+    assert world.kept["data"] == {"theirs": "1"}
+
+
+async def test_what_is_kept_of_one_that_was_deleted_does_not_count(world):
+    before = workload.Owner("chat", "team", "u-0")
+    await world.api.apply(workload.curve_config_map(before, "r1", {curves.KEY: WORDS}))
+    assert (await world.look())[:2] == ("Unknown", "Draining")
+    assert not world.kept["data"]
+    assert world.kept["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+
+
+async def test_a_pod_returns_though_what_is_kept_cannot_be_read(world):
+    await world.to_the_job()
+    world.api.refusals["get", "ConfigMap"] = KubeRefused(403, "Forbidden", "cannot get")
+    world.calibrator = world.fresh()
+    await world.look()
+    assert world.job is None
+    world.workers = []
+    await world.look()
+    assert world.aside() == []
+    said, _ = await world.calibrator.look(world.subject(), SEEN, world.confirm)
+    assert (said.status, said.reason) == ("False", "Failed")
+    assert "cannot be read: cannot get" in said.message
+
+
+async def test_a_pin_in_the_middle_ends_it(world):
+    await world.to_the_job()
+    world.mode = "Off"
+    assert (await world.look())[:2] == ("False", "Failed")
+    assert "Pinned: policy.mode is Off" in world.kept["data"]["failure"]
+    await world.look()
+    assert world.job is None
+    world.workers = []
+    await world.look()
+    assert world.aside() == []
 
 
 async def test_missing_rights_cost_the_calibration_alone(world):
