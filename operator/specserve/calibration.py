@@ -32,6 +32,8 @@ START_SECONDS: Final = 120.0
 LONGEST_WORDS: Final = 1024
 #: Exit statuses of `specserve calibrate` that leave a curve: all agrees, and some cells do not.
 _WITH_CURVE: Final = (0, 1)
+#: Reason of a Job that failed because its pod did, which knows more about it.
+_BACKOFF: Final = "BackoffLimitExceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +291,7 @@ def _drain(seen: Situation, pod: Pod) -> Plan:
 def _watch(seen: Situation, job: Job, pod: Pod | None) -> Plan:
     worker = _worker(seen, job.name, ended=True)
     if worker is not None:
-        return Plan(_outcome(worker), None, LOOK)
+        return Plan(_outcome(worker, job), None, LOOK)
     sender = _worker(seen, job.name, ended=False)
     if job.ended and sender is not None and _sends(seen, sender):
         return Plan(None, _unknown(conditions.RUNNING, f"Job {job.name} ends"), LOOK)
@@ -329,15 +331,27 @@ def _lost(seen: Situation, pod: Pod) -> str:
     return "" if pod.ready else f"{pod.name} is not ready any more"
 
 
-def _outcome(worker: Worker) -> Keep:
+def _outcome(worker: Worker, job: Job) -> Keep:
     if worker.exit_code in _WITH_CURVE:
         try:
             return Keep(Curve.from_json(worker.words))
         except CurveError as error:
             return Keep(None, f"{worker.name} left no curve: {error}")
+    if job.failure and not job.failure.startswith(_BACKOFF):
+        return Keep(None, f"Job {job.name}: {job.failure}"[:LONGEST_WORDS])
     lines = [line for line in worker.words.splitlines() if line.strip()]
     said = lines[-1].strip() if lines else "it said nothing"
+    if _is_curve(worker.words):
+        said = "it was stopped before it had measured all"
     return Keep(None, f"{worker.name} ended with {worker.exit_code}: {said}"[:LONGEST_WORDS])
+
+
+def _is_curve(words: str) -> bool:
+    try:
+        Curve.from_json(words)
+    except CurveError:
+        return False
+    return True
 
 
 def _failed(why: str) -> Plan:

@@ -169,7 +169,24 @@ def test_a_curve_is_kept_though_some_cells_do_not_agree():
     ("changes", "said"),
     [
         ({"workers": (worker(2, "log\nspecserve: token\n\n"),)}, "with 2: specserve: token"),
-        ({"workers": (worker(130, WORDS),)}, "ended with 130"),
+        (
+            {"workers": (worker(130, WORDS),)},
+            "job-r1-x ended with 130: it was stopped before it had measured all",
+        ),
+        (
+            {
+                "workers": (worker(130, WORDS),),
+                "jobs": (job(ended=True, failure="DeadlineExceeded: too long"),),
+            },
+            "Job job-r1: DeadlineExceeded: too long",
+        ),
+        (
+            {
+                "workers": (worker(2, "specserve: token"),),
+                "jobs": (job(ended=True, failure="BackoffLimitExceeded: its pod failed"),),
+            },
+            "with 2: specserve: token",
+        ),
         ({"workers": (worker(137),)}, "it said nothing"),
         ({"workers": (worker(0, WORDS[:100]),)}, "left no curve"),
         ({"workers": (), "jobs": (job(ended=True, failure="DeadlineExceeded"),)}, "Deadline"),
@@ -188,6 +205,7 @@ def test_what_fails_is_kept_in_words(changes, said):
     assert isinstance(step, Keep)
     assert step.curve is None
     assert said in step.failure
+    assert "{" not in step.failure
 
 
 OFF = ("Overridden", "the override of this installation says Off")
