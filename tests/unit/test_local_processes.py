@@ -153,6 +153,21 @@ async def test_a_command_that_is_gone_is_a_crash_too(tmp_path):
         await w.says("/nonexistent/engine: No such file or directory")
 
 
+async def test_an_engine_that_cannot_be_recorded_is_kept_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(processes, "write_whole", refuse)
+    async with kept(tmp_path, launch()) as w:
+        await w.until(lambda: any(line.kind == "warning" for line in w.lines))
+        pid = w.keeper.process.pid
+        [warning] = [line.text for line in w.lines if line.kind == "warning"]
+        assert warning.startswith(f"process {pid} was not recorded: [Errno 28] No space left")
+        await w.until(lambda: w.pods[-1].usable)
+        assert w.keeper.process.pid == pid
+    assert not alive(pid)
+
+
 async def test_where_nobody_could_wait_for_it_no_process_is_left(tmp_path, monkeypatch):
     def refuse(_):
         raise OSError(38, "Function not implemented")

@@ -128,7 +128,11 @@ class Records:
             self._known = known if isinstance(known, dict) else {}
 
     def put(self, name: str, process: Process, launch: Launch) -> None:
-        """Record a process that was started."""
+        """Record a process that was started.
+
+        Raises:
+            OSError: The record could not be written.
+        """
         born = _born(process.pid)
         self._known[name] = {"pid": process.pid, "born": born, "digest": launch.digest}
         write_whole(self._path, json.dumps(self._known, indent=1) + "\n")
@@ -261,13 +265,24 @@ class Keeper:
                 self._board.say("note", self.name, f"process {process.pid} runs, and is taken on")
                 return process
             self._board.say(
-                "note", self.name, f"process {process.pid} is of another command line; it ends"
+                "note",
+                self.name,
+                f"process {process.pid} is of another command line; it ends",
             )
             await process.stop(self.launch.grace, self._never)
             process.close()
-        process = Process.start(self.launch, self._inherited, self.log)
-        self._records.put(self.name, process, self.launch)
+        # Kept before anything else can fail: what runs must be ended by `end`.
+        process = self.process = Process.start(self.launch, self._inherited, self.log)
         self._board.say("note", self.name, f"started as process {process.pid}, log {self.log}")
+        try:
+            self._records.put(self.name, process, self.launch)
+        except OSError as error:
+            self._board.say(
+                "warning",
+                self.name,
+                f"process {process.pid} was not recorded: {error}; if it outlives this command, "
+                "the next --start does not know it",
+            )
         return process
 
     async def _attend(self) -> tuple[str, float]:
