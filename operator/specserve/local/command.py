@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
     started.add_argument(
         "--print",
         action="store_true",
-        help="print the command line and the variables of each engine, and end",
+        help="print the command line and the variables of each engine, and end; writes nothing",
     )
     started.add_argument(
         "--keep",

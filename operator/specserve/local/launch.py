@@ -65,6 +65,7 @@ class Launch:
         readiness: Answers while it may be steered.
         liveness: Answers unless it hangs.
         grace: Seconds to end in once it is asked to.
+        files: Hash of what it reads at its start and never again, empty if that is not known.
     """
 
     place: Place
@@ -74,6 +75,7 @@ class Launch:
     readiness: Probe
     liveness: Probe
     grace: float
+    files: str = ""
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """All variables of the process."""
@@ -82,7 +84,7 @@ class Launch:
     @property
     def digest(self) -> str:
         """The same for the same process: another one has to be started anew."""
-        words = [*self.command, *(f"{k}={v}" for k, v in sorted(self.environ.items()))]
+        words = [*self.command, *(f"{k}={v}" for k, v in sorted(self.environ.items())), self.files]
         return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
     def shell(self) -> str:

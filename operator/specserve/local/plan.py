@@ -53,6 +53,8 @@ def plan(
 ) -> Plan:
     """Read the rest; files for engines that are to be started are written below the folder.
 
+    With `--print` none is, as another process may hold the folder.
+
     Raises:
         BadOption: Something cannot be used; the message says what to change.
         OSError: A file cannot be written.
@@ -83,8 +85,11 @@ def plan(
         )
     )
     launches: tuple[Launch, ...] = ()
-    if started:
+    if options.print:
+        launches = start.drafted(options, asked, folder, environ)
+    elif options.start:
         launches, token = start.prepared(options, asked, folder, environ, (token, api_key))
+    if started:
         places = tuple(launch.place for launch in launches)
     return Plan(
         asked=asked,

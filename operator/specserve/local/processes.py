@@ -267,7 +267,7 @@ class Keeper:
             self._board.say(
                 "note",
                 self.name,
-                f"process {process.pid} is of another command line; it ends",
+                f"process {process.pid} is of another command line or configuration; it ends",
             )
             await process.stop(self.launch.grace, self._never)
             process.close()

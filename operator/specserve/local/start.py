@@ -1,9 +1,11 @@
 """What `--start` and `--print` make of a SpecServe: files and launches."""
 
 import argparse
+import hashlib
 import shlex
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from specserve import keys, names, workload
@@ -16,6 +18,36 @@ from specserve.local.launch import ENTRY_POINT, Files, Launch, launches
 FOLDER = "engine"
 
 
+def drafted(
+    options: argparse.Namespace, asked: Document, folder: Path, environ: Mapping[str, str]
+) -> tuple[Launch, ...]:
+    """The launches of all engines; nothing is written, as engines may run by what is there.
+
+    Args:
+        options: `--entry-point`, `--port` and `--admin-port`.
+        asked: The SpecServe.
+        folder: Of the state.
+        environ: Variables of this process.
+
+    Raises:
+        BadOption: It cannot be started here; the message says what to change.
+    """
+    try:
+        made = launches(
+            asked,
+            _files(folder),
+            environ,
+            entry_point=tuple(shlex.split(options.entry_point)) or ENTRY_POINT,
+            port=options.port,
+            admin_port=options.admin_port,
+        )
+    except workload.UnusableSpec as error:
+        raise BadOption(f"{options.file}: {error}") from None
+    if not made:
+        raise BadOption(f"{options.file}: spec.replicas is 0: there is nothing to start")
+    return made
+
+
 def prepared(
     options: argparse.Namespace,
     asked: Document,
@@ -26,9 +58,9 @@ def prepared(
     """The launches of all engines, their files written, and the plugin's token.
 
     Args:
-        options: `--entry-point`, `--port` and `--admin-port`.
+        options: As for `drafted`.
         asked: The SpecServe.
-        folder: Of the state.
+        folder: Of the state; it must be held.
         environ: Variables of this process.
         given: The plugin's token and the serving port's key, as far as they are given.
 
@@ -36,27 +68,19 @@ def prepared(
         BadOption: It cannot be started here; the message says what to change.
         OSError: A file cannot be written.
     """
-    files = Files(folder.resolve() / FOLDER)
-    try:
-        made = launches(
-            asked,
-            files,
-            environ,
-            entry_point=tuple(shlex.split(options.entry_point)) or ENTRY_POINT,
-            port=options.port,
-            admin_port=options.admin_port,
-        )
-    except workload.UnusableSpec as error:
-        raise BadOption(f"{options.file}: {error}") from None
-    if not made:
-        raise BadOption(f"{options.file}: spec.replicas is 0: there is nothing to start")
+    made = drafted(options, asked, folder, environ)
+    files = _files(folder)
     private_folder(files.folder)
     private_folder(files.credentials)
     credentials = _credentials(files.credentials, given[0])
-    for path, text in files.contents(asked.spec, credentials, given[1]).items():
+    contents = files.contents(asked.spec, credentials, given[1])
+    for path, text in contents.items():
         if _text(path) != text:
             write_whole(path, text)
-    return made, credentials[names.KEY_PLUGIN_TOKEN]
+    # Credentials are read anew while an engine runs, the others only when it starts.
+    read_once = [text for path, text in contents.items() if path.parent != files.credentials]
+    digest = hashlib.sha256("\0".join(read_once).encode()).hexdigest()
+    return tuple(replace(one, files=digest) for one in made), credentials[names.KEY_PLUGIN_TOKEN]
 
 
 def runnable(made: tuple[Launch, ...]) -> None:
@@ -71,6 +95,10 @@ def runnable(made: tuple[Launch, ...]) -> None:
             f"{command} is not found: say with --entry-point what starts an engine, or with "
             "spec.engine.command"
         )
+
+
+def _files(folder: Path) -> Files:
+    return Files(folder.resolve() / FOLDER)
 
 
 def _credentials(folder: Path, token: str | None) -> dict[str, str]:
