@@ -546,7 +546,7 @@ class AnyCourse(RuleBasedStateMachine):
 
 
 TestAnyCourse = AnyCourse.TestCase
-TestAnyCourse.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyCourse.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_names_stay_within_what_labels_take():

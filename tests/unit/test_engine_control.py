@@ -356,5 +356,5 @@ class Steering(RuleBasedStateMachine):
         assert not self.steered or self.control.next_expiry() is not None
 
 
-Steering.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+Steering.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
 TestSteering = Steering.TestCase

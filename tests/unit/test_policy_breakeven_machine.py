@@ -212,5 +212,5 @@ class Life(RuleBasedStateMachine):
         assert len(mine) <= most + free + 1
 
 
-Life.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+Life.TestCase.settings = settings(max_examples=20, stateful_step_count=25)
 TestLife = Life.TestCase

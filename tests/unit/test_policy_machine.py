@@ -209,4 +209,4 @@ class Policy(RuleBasedStateMachine):
 
 
 TestPolicy = Policy.TestCase
-TestPolicy.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestPolicy.settings = settings(max_examples=300, stateful_step_count=40)

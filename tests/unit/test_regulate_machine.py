@@ -240,4 +240,4 @@ class Loop(RuleBasedStateMachine):
 
 
 TestLoop = Loop.TestCase
-TestLoop.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLoop.settings = settings(max_examples=60, stateful_step_count=30)

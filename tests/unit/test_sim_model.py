@@ -97,7 +97,7 @@ def test_other_steps_and_batches_follow_the_stated_formulas(steps, batch):
     batch=st.integers(1, 64),
     steps=st.sampled_from([1, 3]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_acceptance_is_the_requests(accept_length, batch, steps):
     scheduler = Scheduler(
         load_profile("h200-a"), max_running=batch, rng=Random(3), accept_length=4.0, steps=steps
@@ -242,5 +242,5 @@ class Machine(RuleBasedStateMachine):
         self.tokens_add_up()
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestMachine = Machine.TestCase

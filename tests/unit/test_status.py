@@ -608,7 +608,7 @@ observations = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(observations, observations)
 def test_any_observation_gives_a_status_that_the_schema_takes(before, after):
     first = build(before)
