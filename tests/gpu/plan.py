@@ -32,8 +32,9 @@ BLOCKS = (
 )
 """The most important first; next to one another where they can have one load."""
 
-SURE_CLIENTS = 32
-"""Up to so many clients, on is far above off wherever drafts are accepted, and windows agree."""
+REPEATS = 3
+"""Windows of the policy and of on in each cell; the other arms stand for several cells, and have
+one less."""
 
 FULL_ANSWERS = 3
 """A load is steady once every client has been answered so often: all ask at once, and are in step
@@ -113,23 +114,21 @@ def live(clients: int, accept: float, *, first: bool = True) -> Block:
         first: Whether it is the first with as many clients: off, which does not depend on the
             acceptance, is measured there and where it is the better arm.
     """
-    sure = clients <= SURE_CLIENTS
     nothing = accept <= 1
-    off = (1 if sure else 2) if first else int(nothing)
-    again = 0 if nothing else 1 if sure else 2
-    steered = 2 if sure else 3
-    arms = (*(OFF,) * off, ON, *(SPECSERVE,) * steered, *(ON,) * again)
+    off = REPEATS - 1 if first else int(nothing)
+    again = 0 if nothing else REPEATS - 1
+    arms = (*(OFF,) * off, ON, *(SPECSERVE,) * REPEATS, *(ON,) * again)
     return Block(LIVE, clients, accept, arms)
 
 
 def plain(clients: int) -> Block:
     """Windows of the server without a draft."""
-    return Block(BASE, clients, None, (BASE,) * (1 if clients <= SURE_CLIENTS else 2))
+    return Block(BASE, clients, None, (BASE,) * (REPEATS - 1))
 
 
 def default(clients: int) -> Block:
     """Windows of the server with the engine's own table."""
-    return Block(DEFAULT, clients, DEFAULT_ACCEPT, (DEFAULT,) * 2)
+    return Block(DEFAULT, clients, DEFAULT_ACCEPT, (DEFAULT,) * (REPEATS - 1))
 
 
 def blocks(text: str = BLOCKS) -> list[Block]:

@@ -68,9 +68,8 @@ class TestPlan:
         live = [block for block in plan.blocks() if block.server == plan.LIVE]
         for level in plan.CLIENTS:
             mine = [block for block in live if block.clients == level]
-            sure = level <= plan.SURE_CLIENTS
-            assert {block.arms.count(plan.SPECSERVE) for block in mine} == {2 if sure else 3}
-            assert sum(block.arms.count(plan.OFF) for block in mine) == (2 if sure else 3)
+            assert {block.arms.count(plan.SPECSERVE) for block in mine} == {plan.REPEATS}
+            assert sum(block.arms.count(plan.OFF) for block in mine) == plan.REPEATS
 
     def test_the_policy_always_takes_over_from_on(self):
         for block in plan.blocks():
