@@ -61,8 +61,6 @@ _POLICIES = {"NetworkPolicy": "/apis/networking.k8s.io/v1/{}networkpolicies"}
 TOGETHER = 5.0
 #: Seconds after which an ended watch of SpecServes is begun again.
 AGAIN = 1.0
-#: Seconds between two looks whether the installed schema has changed.
-COMPARE_SECONDS = 30.0
 
 
 async def run(settings: Settings, health: telemetry.Health) -> None:
@@ -149,7 +147,7 @@ class _Schema:
     async def watch(self) -> None:
         """Look for ever."""
         while True:
-            await asyncio.sleep(COMPARE_SECONDS)
+            await asyncio.sleep(self._settings.compare_seconds)
             await self.look()
 
     async def look(self) -> None:
@@ -236,6 +234,7 @@ async def _steer(
             notice,
             provision=_provision(settings),
             holder=settings.holder,
+            curve_seconds=settings.curve_seconds,
         )
         override = OverrideReader(
             cluster, settings.namespace, settings.override_name, regulator.override
@@ -337,7 +336,9 @@ class _Ground:
                         self._arriving[namespace] = arrival
                     await asyncio.wait(self._arriving.values(), timeout=TOGETHER)
                     await self._open()
-                    now = await scope.changed(self._kube, self._wanted, now)
+                    now = await scope.changed(
+                        self._kube, self._wanted, now, self._settings.look_seconds
+                    )
             finally:
                 for namespace in list(self._arriving):
                     self._forget(namespace)

@@ -51,8 +51,6 @@ REJECTED_RECHECK = 60.0
 BACKOFF = (1.0, 30.0)
 #: Seconds for which a user's Secret is taken as read.
 SECRET_TTL = 10.0
-#: Seconds for which a ConfigMap with a curve is taken as read; it is looked at again as often.
-CURVE_TTL = 30.0
 #: Longest wait in seconds for the end of a pinned mode: clocks of the wall are set.
 LONGEST_WAIT = 600.0
 
@@ -176,6 +174,7 @@ class Reconciler:
         notice: Told what is worth an event.
         provision: What this installation adds to all SpecServes.
         holder: This installation, as it is on record with what it serves.
+        curve_seconds: Time for which a ConfigMap with a curve is taken as read.
         clock: Monotonic seconds.
         wall: Wall-clock seconds.
     """
@@ -189,6 +188,7 @@ class Reconciler:
         *,
         provision: workload.Provision = workload.NONE_PROVIDED,
         holder: str = "",
+        curve_seconds: float,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -199,6 +199,7 @@ class Reconciler:
         self._provision = provision
         self._holder = holder
         self._foreign: dict[Key, str] = {}
+        self._curve_seconds = curve_seconds
         self._clock = clock
         self._wall = wall
         self._resources: dict[Key, _Resource] = {}
@@ -773,13 +774,15 @@ class Reconciler:
     async def _config_map(self, key: Key, name: str) -> ConfigMapText:
         """What a ConfigMap holds; while the API server does not say, what it held."""
         read = self._curves.get(key)
-        if read is not None and read[1].name == name and self._clock() - read[0] < CURVE_TTL:
+        if read is not None and read[1].name != name:
+            read = None
+        if read is not None and self._clock() - read[0] < self._curve_seconds:
             return read[1]
         try:
             item = await self._cluster.get("ConfigMap", key[0], name)
         except KubeError as error:
             answered = isinstance(error, KubeRefused) and error.status < 500
-            if not answered and read is not None and read[1].name == name:
+            if not answered and read is not None:
                 return read[1]
             text = ConfigMapText(name, None, str(error))
         else:
@@ -793,7 +796,7 @@ class Reconciler:
         """Have a SpecServe looked at when what nobody tells of may have changed."""
         policy = target.policy
         if policy.strategy == "BreakEven" and policy.break_even.curve_config_map is not None:
-            self._queue.add(target.key, CURVE_TTL)
+            self._queue.add(target.key, self._curve_seconds)
         left = None if target.mode_until is None else target.mode_until - self._wall()
         if left is not None and left > 0 and policy.mode in {"On", "Off"}:
             self._queue.add(target.key, min(left + 0.1, LONGEST_WAIT))

@@ -15,9 +15,8 @@ from specserve.kube import Kube, KubeError, KubeRefused
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what there is, and between two at the namespaces that are served.
+#: Longest time in seconds between two looks at what is missing.
 LOOK = 10.0
-LOOK_AT_ALL = 60.0
 #: Seconds between two looks while there is nothing to serve, and between two lines about it.
 LOOK_FOR_ANY = 2.0
 SAY_AGAIN = 60.0
@@ -107,18 +106,23 @@ async def wait(kube: Kube, wanted: Sequence[str]) -> Scope:
         await asyncio.sleep(pause)
 
 
-async def changed(kube: Kube, wanted: Sequence[str], scope: Scope) -> Scope | None:
+async def changed(
+    kube: Kube, wanted: Sequence[str], scope: Scope, look_seconds: float
+) -> Scope | None:
     """Return what can be served when it is something else than before; None if it is nothing.
 
     Args:
         kube: Connection to the API server.
         wanted: Namespaces to serve; empty means all.
         scope: What could be served before.
+        look_seconds: Time between two looks at what is served; what is missing is looked for
+            every ten seconds if that is more often.
     """
     loop = asyncio.get_running_loop()
     gone = 0
-    usual = LOOK_AT_ALL if wanted and not scope.waiting else LOOK
-    at_all = loop.time() + LOOK_AT_ALL
+    soon = min(LOOK, look_seconds)
+    usual = look_seconds if wanted and not scope.waiting else soon
+    at_all = loop.time() + look_seconds
     pause = usual
     while True:
         await asyncio.sleep(pause)
@@ -132,10 +136,10 @@ async def changed(kube: Kube, wanted: Sequence[str], scope: Scope) -> Scope | No
                 pause = max(pause, error.retry_after)
             continue
         if everywhere:
-            at_all = loop.time() + LOOK_AT_ALL
+            at_all = loop.time() + look_seconds
         if now is None:
             gone += 1
-            pause = LOOK
+            pause = soon
         else:
             gone = 0
         if gone >= _GONE_LOOKS or (now is not None and now != scope):

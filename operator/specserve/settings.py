@@ -47,6 +47,21 @@ class Settings(BaseModel):
     read_back_seconds: float = Field(
         default=10.0, ge=1, description="Longest time between two read-backs of one engine."
     )
+    look_seconds: float = Field(
+        default=60.0,
+        ge=1,
+        description="Longest time between two looks whether the kind is still installed, and "
+        "whether there are still rights in each namespace that is listed and served.",
+    )
+    compare_seconds: float = Field(
+        default=30.0, ge=1, description="Time between two looks at the installed schema."
+    )
+    curve_seconds: float = Field(
+        default=30.0,
+        ge=1,
+        description="Time for which a ConfigMap with a curve is taken as read; it is looked at "
+        "again as often.",
+    )
     workers: int = Field(default=8, ge=1, description="SpecServes reconciled at once.")
     api_connections: int = Field(
         default=64, ge=4, description="Calls to the API server under way at once, but watches."

@@ -9,13 +9,14 @@ import pytest
 
 from specserve import conditions, curves, names, observed
 from specserve.kube import KubeRefused
-from specserve.reconcile import CURVE_TTL, Reconciler
+from specserve.reconcile import Reconciler
 from specserve.status import Engine
 from specserve.target import Access, Override, Standing
 from specserve.workqueue import WorkQueue
 
 KEY = ("team", "chat")
 WALL = 1_900_000_000.0
+CURVE_SECONDS = 30.0
 
 
 class FakeCluster:
@@ -98,6 +99,7 @@ class World:
             self.steering,
             self.queue,
             self.notices.append,
+            curve_seconds=CURVE_SECONDS,
             clock=lambda: self.now,
             wall=lambda: WALL,
         )
@@ -295,7 +297,7 @@ async def test_a_curve_in_a_configmap_is_read_again_in_time(world):
     hold(world, **{"curve.json": TEXT.replace("0.5.16", "0.5.23")})
     await world.loop.reconcile(KEY)
     assert known(world)[1] == "Unreadable"  # not asked for at every look
-    world.now += CURVE_TTL
+    world.now += CURVE_SECONDS
     await world.loop.reconcile(KEY)
     assert known(world)[:2] == ("True", "Calibrated")
     assert world.steering.targets[KEY].curve is not None
@@ -331,7 +333,7 @@ async def test_what_was_read_of_a_curve_outlasts_an_api_server_in_trouble(world,
     weighing(world, breakEven={"curveConfigMap": "measured"})
     hold(world, **{"curve.json": TEXT})
     await world.loop.reconcile(KEY)
-    world.now += CURVE_TTL
+    world.now += CURVE_SECONDS
     world.cluster.refusals["ConfigMap"] = KubeRefused(status, "x", "etcd leader changed")
     assert await world.loop.reconcile(KEY) == "ok"
     assert world.steering.targets[KEY].curve is not None
