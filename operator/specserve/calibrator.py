@@ -294,13 +294,17 @@ class Calibrator:
 
     async def _mark(self, namespace: str, pod: Pod, part: str, request: str | None) -> None:
         since = None if request is None else moments.iso(self._wall())
+        annotations = {
+            names.ANNOTATION_CALIBRATION: request,
+            names.ANNOTATION_ASIDE_SINCE: since,
+        }
+        if request is not None:
+            # Stays: the engine's figures may be of the sweep, which a later operator must know.
+            annotations[names.ANNOTATION_CALIBRATED] = request
         metadata = {
             "uid": pod.uid,
             "labels": {names.LABEL_PART_OF: part},
-            "annotations": {
-                names.ANNOTATION_CALIBRATION: request,
-                names.ANNOTATION_ASIDE_SINCE: since,
-            },
+            "annotations": annotations,
         }
         try:
             await self._cluster.merge("Pod", namespace, pod.name, {"metadata": metadata})

@@ -56,6 +56,7 @@ class Steered:
     Attributes:
         shown: Whether the engine speculates as it is told to the outside: probes left out.
         looking: Whether what the engine does was ordered by a probe, or as the way back from one.
+        returned: When it came back from being aside, to be calibrated; None if it never did.
         epoch_shown: The largest epoch as it is told to the outside: probes left out.
         quiet_until: Until then a probe may still show in what the engine reports.
         strayed_at: When the engine began to follow its table to another mode than `shown`.
@@ -73,6 +74,7 @@ class Steered:
     cache_tokens: int | None = None
     readback: dict[str, Any] | None = None
     born: float = 0.0
+    returned: float | None = None
     rounds: Rounds | None = None
     astray: str | None = None
     read_at: float = 0.0
@@ -127,9 +129,16 @@ class Steered:
         self.control_failures = 0
         self.untaken = False
 
-    def restart(self, now: float) -> None:
-        """Forget what the engine process before this one reported; keep what was decided."""
+    def restart(self, now: float, *, moved: bool = False) -> None:
+        """Forget what the engine process before this one reported; keep what was decided.
+
+        Args:
+            now: The time.
+            moved: Whether the pod was taken aside or came back; the process may be the same.
+        """
         self.born = now
+        if moved:
+            self.returned = now
         self.readback = None
         self.rounds = None
         self.read_wanted = True

@@ -38,7 +38,8 @@ ANNOTATION_OPERATOR: Final = f"{GROUP}/operator"
 
 #: On a SpecServe: each new value asks for one calibration of one of its pods.
 ANNOTATION_CALIBRATE: Final = f"{GROUP}/calibrate"
-#: On the ConfigMap of the curve: the last value of ANNOTATION_CALIBRATE that was dealt with.
+#: On the ConfigMap of the curve: the last value of ANNOTATION_CALIBRATE that was dealt with. On an
+#: engine pod: the last one that it was taken aside for.
 ANNOTATION_CALIBRATED: Final = f"{GROUP}/calibrated"
 #: On an engine pod that was taken aside, and on the Job that measures it: for which value.
 ANNOTATION_CALIBRATION: Final = f"{GROUP}/calibration"

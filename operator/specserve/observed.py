@@ -48,6 +48,7 @@ class Pod:
         aside: For which request it was taken out of its Service to be calibrated, None if it
             serves.
         since: When, as RFC 3339; empty if that is not known.
+        measured: Whether it was ever taken out of its Service to be calibrated.
     """
 
     uid: str
@@ -61,6 +62,7 @@ class Pod:
     trouble: Trouble | None
     aside: str | None = None
     since: str = ""
+    measured: bool = False
 
     @property
     def ready(self) -> bool:
@@ -168,6 +170,7 @@ def pod(item: Object) -> Pod:
         trouble=_trouble(phase, conditions, containers),
         aside=aside,
         since="" if aside is None else annotations.get(names.ANNOTATION_ASIDE_SINCE, ""),
+        measured=names.ANNOTATION_CALIBRATED in annotations,
     )
 
 

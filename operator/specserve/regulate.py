@@ -233,7 +233,11 @@ class Regulator:
             return
         if steered is None:
             steered = fleet.pods[pod.uid] = Steered(
-                new, due=float("inf"), memory=memory or Memory.start()
+                new,
+                due=float("inf"),
+                memory=memory or Memory.start(),
+                # When it came back is not known; what is older than this may be of the sweep.
+                returned=self._clock() if new.measured else None,
             )
             self._measure(new.key)
             if new.usable:
@@ -248,7 +252,7 @@ class Regulator:
             self._ended(steered)
         # Who measures a pod that is aside has it do what no policy decided, under other traffic.
         if rebooted or moved:
-            steered.restart(self._clock())
+            steered.restart(self._clock(), moved=moved)
         if new.usable and (rebooted or returned):
             steered.read_wanted = True
             self._schedule(steered, self._clock())
@@ -561,6 +565,8 @@ class Regulator:
             steered.restart(self._clock())
         first = steered.readback is None
         fleet = self._fleet(target.key)
+        # Short contexts and random prompts: what a sweep saw is none of the traffic's.
+        answer = signals.since(answer, now, steered.returned)
         steered.rounds = signals.rounds(answer, now)
         if target.policy.strategy == "BreakEven" and fleet.learn(steered.rounds):
             self._changed(target.key)

@@ -15,6 +15,8 @@ from typing import Any, TypeGuard
 
 from specserve.policy.rounds import Accepted, Cell, Rounds
 
+#: Seconds by which rounds of one cell of a read-back are older than its newest at most.
+WINDOW = 60.0
 #: The largest count that every JSON reader keeps exact; what is above it counts nothing.
 _LARGEST = 2**53 - 1
 
@@ -199,6 +201,32 @@ def _check_counts(body: Mapping[str, Any]) -> None:
             raise Unreadable("the read-back's accepted is no list of counts")
 
 
+def since(body: dict[str, Any], at: float, moment: float | None) -> dict[str, Any]:
+    """A read-back without the cells that may hold rounds of before a moment.
+
+    Counters stay: of two readings of a counter the difference is what came between.
+
+    Args:
+        body: As `checked_read_back` returned it.
+        at: When it was read, seconds on the operator's clock.
+        moment: On the same clock; None leaves out nothing.
+    """
+    if moment is None:
+        return body
+    groups = [
+        {
+            **group,
+            "stats": [
+                stat
+                for stat in group.get("stats") or ()
+                if (seen := _seen(group, stat, at)) is not None and seen - WINDOW >= moment
+            ],
+        }
+        for group in body.get("groups") or ()
+    ]
+    return {**body, "groups": groups}
+
+
 def rounds(body: Mapping[str, Any], at: float) -> Rounds:
     """What a read-back says of decode rounds, its data-parallel groups put together.
 
@@ -235,17 +263,27 @@ def tokens_total(body: Mapping[str, Any]) -> int | None:
 
 
 def _cells(group: Mapping[str, Any], at: float) -> Iterable[Cell]:
-    now = group.get("at")
     for stat in group.get("stats") or ():
-        bucket, steps, seconds, seen = (
-            stat.get(name) for name in ("batchBucket", "steps", "medianRoundSeconds", "lastSeen")
+        bucket, steps, seconds = (
+            stat.get(name) for name in ("batchBucket", "steps", "medianRoundSeconds")
         )
-        if None not in (now, bucket, steps, seconds, seen) and bucket >= 1 and seconds > 0:
-            age = max(0.0, now - seen)
+        seen = _seen(group, stat, at)
+        if (
+            seen is not None
+            and None not in (bucket, steps, seconds)
+            and bucket >= 1
+            and seconds > 0
+        ):
             count = int(stat.get("rounds") or 0)
             won = count * float(stat.get("acceptLength") or 0.0)
             batch = float(stat.get("tokens") or 0) / won if won > 0 else None
-            yield Cell(int(bucket), int(steps), count, float(seconds), at - age, batch or None)
+            yield Cell(int(bucket), int(steps), count, float(seconds), seen, batch or None)
+
+
+def _seen(group: Mapping[str, Any], stat: Mapping[str, Any], at: float) -> float | None:
+    """When the newest round of a cell ended, on the operator's clock; None if it does not say."""
+    now, seen = group.get("at"), stat.get("lastSeen")
+    return None if now is None or seen is None else at - max(0.0, float(now - seen))
 
 
 def _accepted(group: Mapping[str, Any]) -> Iterable[Accepted]:

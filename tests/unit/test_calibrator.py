@@ -176,6 +176,7 @@ async def test_the_whole_course_with_another_operator_at_each_step(world):
     assert annotations == {
         names.ANNOTATION_CALIBRATION: "r1",
         names.ANNOTATION_ASIDE_SINCE: "2030-03-17T17:46:40Z",
+        names.ANNOTATION_CALIBRATED: "r1",
     }
     world.calibrator = world.fresh()
     world.now = 6.0
@@ -199,7 +200,8 @@ async def test_the_whole_course_with_another_operator_at_each_step(world):
     world.calibrator = world.fresh()
     await world.look()
     assert world.aside() == []
-    assert world.api.objects["Pod", "chat-a"]["metadata"]["annotations"] == {}
+    annotations = world.api.objects["Pod", "chat-a"]["metadata"]["annotations"]
+    assert annotations == {names.ANNOTATION_CALIBRATED: "r1"}
     assert (await world.look()) == ("True", "Measured", None)
     assert [one.reason for one in world.notices] == ["PodTakenAside", "PodPutBack"]
     found = await world.calibrator.curve(("team", "chat"))

@@ -425,6 +425,10 @@ def test_a_pod_that_is_aside_is_ready_and_not_usable():
     assert not observed.pod(taken_aside(deletionTimestamp="2030-01-01T00:00:00Z")).ready
     serving = observed.pod(pod())
     assert (serving.usable, serving.ready, serving.aside) == (True, True, None)
+    assert not serving.measured
+    returned = pod()
+    returned["metadata"]["annotations"] = {names.ANNOTATION_CALIBRATED: "r1"}
+    assert observed.pod(returned).measured
 
 
 def measuring(**status: Any) -> dict[str, Any]:

@@ -100,6 +100,49 @@ async def test_a_probe_that_changes_nothing_is_no_news():
         assert metrics(w)["specserve_policy_probe_seconds"][()] <= 0.02 * 300
 
 
+def sweep(engine: Any) -> None:
+    """What a calibration leaves in an engine: rounds of all batches, hardly a draft accepted."""
+    at = now()
+    for batch in (1, 2, 4, 64):
+        for steps in (0, 3):
+            for _ in range(20):
+                at += 0.001
+                engine.stats.observe(steps, 0.001, [0] * batch, at)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_what_a_calibration_leaves_in_an_engine_is_not_taken_for_traffic(restarted):
+    async with world() as w:
+        w.regulator.configure(weighing(mode="Off"))
+        engine = w.add(running=8, decoding=Decoding())
+        await asyncio.sleep(5)
+        times = w.regulator.fleet(KEY).knowledge.times
+        if restarted:
+            sweep(engine)
+            await asyncio.sleep(1)
+            w.vanish()
+            w.regulator.fleet(KEY).forget()
+            w.show(pod(KEY, "u1", "10.0.0.1", measured=True))
+        else:
+            w.edit(usable=False, aside="r1")
+            sweep(engine)
+            await asyncio.sleep(20)
+            w.edit(usable=True, aside=None)
+        await asyncio.sleep(50)
+        assert w.engines.of("read")[-1].at > now() - 5
+        assert w.regulator.fleet(KEY).knowledge.times == ({} if restarted else times)
+        (steered,) = w.regulator.fleet(KEY).pods.values()
+        assert steered.memory.counts.acceptance is None
+        assert w.engine().accept is None
+        # Once all of its window is of the traffic it is believed again, and nothing else is.
+        await asyncio.sleep(15)
+        (bucket,) = w.regulator.fleet(KEY).knowledge.times[0]
+        assert bucket[0] == 8
+        assert bucket[1].seconds == pytest.approx(0.02)
+        assert bucket[1].seen > now() - 5
+
+
 @in_virtual_time
 async def test_one_pod_probes_at_a_time_and_all_learn_of_it():
     async with world() as w:

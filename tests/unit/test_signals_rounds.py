@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.policy.rounds import Accepted, Cell
-from specserve.signals import Unreadable, checked_read_back, rounds
+from specserve.signals import WINDOW, Unreadable, checked_read_back, rounds, since
 from specserve_engine.ranks import GroupState, groups_json
-from specserve_engine.rounds import RoundStats
+from specserve_engine.rounds import WINDOW_SECONDS, RoundStats
 
 AT = 1000.0
 
@@ -119,3 +119,27 @@ def test_any_checked_rows_can_be_read(stats: list[dict], at: float | None):
     body = {"podUID": "u", "bootID": "b", "mode": "on", "controllable": True, "epoch": 1}
     found = rounds(checked_read_back({**body, "groups": [{"stats": stats, "at": at}]}), AT)
     assert all(cell.seen <= AT and cell.seconds > 0 for cell in found.cells)
+
+
+def test_a_cell_is_left_out_until_none_of_its_rounds_can_be_of_before():
+    assert WINDOW == WINDOW_SECONDS
+    stats, now = RoundStats(), 7.0
+    for steps in (0, 3):
+        for _ in range(20):
+            now += 0.02
+            stats.observe(steps, 0.02, [0] * 4, now)
+    began = now
+    # Plain rounds go on, slower; their window holds both kinds for a while.
+    for lasted, told in ((WINDOW - 1, []), (WINDOW + 1, [Cell])):
+        while now < began + lasted:
+            now += 0.2
+            stats.observe(0, 0.2, [0] * 4, now)
+        state = GroupState((), stats.figures(now), 1, 1, now, stats.acceptance())
+        body = {"groups": groups_json([state])}
+        at = AT + now - began
+        kept = rounds(since(body, at, AT), at)
+        assert [type(cell) for cell in kept.cells] == told
+        assert len(rounds(body, at).cells) == 2
+        assert kept.acceptance == rounds(body, at).acceptance != ()
+    assert [(cell.steps, cell.seconds) for cell in kept.cells] == [(0, 0.2)]
+    assert since({"groups": [group(stats=[{"steps": 0}])]}, AT, 0.0)["groups"][0]["stats"] == []
