@@ -237,14 +237,16 @@ def test_a_file_that_holds_no_key_is_named(tmp_path, content):
         connection.connection_of(options_of("--url", "h", "--token-file", file), {})
 
 
+@pytest.mark.parametrize("variable", [connection.ENV_API_KEY, connection.ENV_TOKEN])
+def test_a_variable_that_holds_no_key_is_named(variable):
+    with pytest.raises(BadOption, match=f"{variable}: not one line"):
+        connection.connection_of(options_of("--url", "h"), {variable: "a\nb"})
+    found = connection.connection_of(options_of("--url", "h"), {variable: "a\n"})
+    assert "a" in {found.api_key, found.token}
+
+
 async def test_what_cannot_be_measured_is_said_at_once(credentials, capsys):
     async with engine_at(credentials, api_key="user") as running:
-        assert await bench(running) == 2
-        assert "--api-key-file" in capsys.readouterr().err
-        assert await bench(running, "--flip", key="user", token="wrong") == 2
-        assert "does not fit: give --token-file" in capsys.readouterr().err
-        assert await bench(running, "--flip", key="user", token="") == 2
-        assert "no plugin token was given: give --token-file" in capsys.readouterr().err
         assert await bench(running, "--flip", "--steps", 2, key="user") == 2
         assert "the engine has 1, 3" in capsys.readouterr().err
         assert await bench(running, "--prompts", "nowhere.jsonl", key="user") == 2
@@ -257,6 +259,35 @@ async def test_what_cannot_be_measured_is_said_at_once(credentials, capsys):
         assert "HTTP 503" in capsys.readouterr().err
     assert await bench(running) == 2
     assert "no connection" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"key": "wrong"}, "refuses the API key: give the server's own with --api-key-file"),
+        ({"key": ""}, "wants an API key: give the server's own with --api-key-file"),
+        ({"token": "wrong"}, "refuses the plugin token: give the engine's own with --token-file"),
+        ({"token": ""}, "wants the plugin token: give the engine's own with --token-file"),
+    ],
+)
+async def test_a_key_that_is_refused_is_named_with_a_status_of_its_own(
+    credentials, capsys, given, words
+):
+    async with engine_at(credentials, api_key="user") as running:
+        code = await bench(running, "--flip", **{"key": "user", "token": TOKEN, **given})
+        assert not running.engine.applied
+    assert code == 3
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/generate"])
+async def test_a_key_that_not_all_routes_take_is_refused_too(credentials, capsys, path):
+    async with engine_at(credentials) as running:
+        running.engine.behaviour = running.engine.behaviour.__class__(
+            faults=(Fault("serving", "status", (path,), status=401),)
+        )
+        assert await bench(running, "--levels", 2, key="of another route") == 3
+    assert f"{running.url}{path} refuses the API key" in capsys.readouterr().err
 
 
 async def test_an_engine_without_live_control_is_not_flipped(credentials, capsys):

@@ -137,6 +137,28 @@ async def test_what_cannot_be_calibrated_is_said(tmp_path, capsys):
     assert not file.exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "token", "words"),
+    [
+        ("user", "wrong", "refuses the plugin token"),
+        ("user", "", "wants the plugin token"),
+        ("wrong", TOKEN, "refuses the API key"),
+    ],
+)
+async def test_a_key_that_is_refused_is_named(tmp_path, capsys, key, token, words):
+    environ = {connection.ENV_API_KEY: key, connection.ENV_TOKEN: token}
+    async with engine(tmp_path, api_key="user") as running:
+        options = options_of(
+            *("--url", running.url, "--admin-url", running.admin_url),
+            *("--output", tmp_path / "curve.json"),
+        )
+        target = connection.connection_of(options, environ)
+        assert await command.calibrate(options, target) == 3
+        assert not running.engine.applied
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "curve.json").exists()
+
+
 async def test_a_curve_fits_into_the_bytes_that_are_kept_of_it(tmp_path, capsys):
     file = tmp_path / "curve.json"
     async with engine(tmp_path) as running:

@@ -215,6 +215,7 @@ def test_a_problem_is_shown_with_what_was_seen(check, evidence, words):
         ("peer-access", changed(info={"tp_size": 2})),
         ("warm-off", changed(plugin={}, no_plugin="no plugin token was given")),
         ("metrics", changed(metrics=None)),
+        ("metrics", changed(metrics=401)),
         ("retractions", changed(series={})),
     ],
 )
@@ -326,12 +327,30 @@ async def test_a_plain_server_is_fine(tmp_path, capsys):
     assert "0 problems" in out
 
 
-async def test_nothing_at_the_address_is_said(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("key", "token", "words"),
+    [
+        ("user", "wrong", "refuses the plugin token: give the engine's own with --token-file"),
+        ("wrong", TOKEN, "refuses the API key: give the server's own with --api-key-file"),
+        ("", TOKEN, "wants an API key: give the server's own with --api-key-file"),
+    ],
+)
+async def test_what_a_refused_key_hides_is_not_called_invisible(
+    tmp_path, capsys, key, token, words
+):
+    environ = {connection.ENV_API_KEY: key, connection.ENV_TOKEN: token}
     async with engine(tmp_path, api_key="user") as running:
+        options = options_of("--url", running.url, "--admin-url", running.admin_url, "--json")
+        code = await command.examine(options, connection.connection_of(options, environ))
+    assert code == 3
+    said = capsys.readouterr()
+    assert words in said.err
+    assert not said.out
+
+
+async def test_nothing_at_the_address_is_said(tmp_path, capsys):
+    async with engine(tmp_path) as running:
         options = options_of("--url", running.url)
-        code = await command.examine(options, connection.connection_of(options, {}))
-        assert code == 2
-        assert "--api-key-file" in capsys.readouterr().err
     code = await command.examine(options, connection.connection_of(options, {}))
     assert code == 2
     assert "no connection" in capsys.readouterr().err

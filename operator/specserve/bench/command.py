@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.bench import connection, plan
-from specserve.bench.connection import BadOption, Connection
+from specserve.bench.connection import EXIT_REFUSED, BadOption, Connection, Refused
 
 if TYPE_CHECKING:
     from specserve.bench.client import Client
@@ -50,7 +50,8 @@ What the prompts are decides how often the draft is right: for random token ids 
 Measure with prompts like your traffic's before you decide anything.
 
 exit status: 0 all requests were answered in full; 1 some were lost; 2 nothing could be measured;
-130 interrupted, with what was measured until then reported."""
+3 the API key or the plugin token is refused; 130 interrupted, with what was measured until then
+reported."""
 
 
 def add_parser(commands: Any) -> None:
@@ -78,7 +79,11 @@ def add_parser(commands: Any) -> None:
         default="cold",
         help="what 'off' does to the draft: nothing at all, or keep its cache filled",
     )
-    what.add_argument("--baseline", metavar="URL", help="a second server to compare with")
+    what.add_argument(
+        "--baseline",
+        metavar="URL",
+        help="a second server to compare with; it is sent the same key",
+    )
     load = parser.add_argument_group("the load")
     load.add_argument(
         "--levels",
@@ -163,7 +168,7 @@ def fail(error: object) -> int:
     """Say on standard error why nothing could be done; returns the exit status."""
     for text in (error, *getattr(error, "__notes__", ())):
         print(f"specserve: {text}", file=sys.stderr)  # noqa: T201 - a command line prints
-    return 2
+    return EXIT_REFUSED if isinstance(error, Refused) else 2
 
 
 def writable(option: str, path: Path | None) -> None:
@@ -253,8 +258,8 @@ def id_range(text: str) -> range:
 ID_RANGE: dict[str, Any] = {
     "type": id_range,
     "metavar": "FROM-TO",
-    "help": "ids of random prompts (default: ids that the server's own tokenizer makes). Keep "
-    "within the model's vocabulary: an id beyond it ends SGLang",
+    "help": "ids of random prompts (default: ids that each server's own tokenizer makes). Keep "
+    "within the vocabulary of each model: an id beyond it ends SGLang",
 }
 
 
@@ -287,20 +292,23 @@ async def measure(options: argparse.Namespace, target: Connection) -> int:
     status = 0
     cells: list[plan.Cell] = []
     try:
-        written = _written(options)
+        # Not a secret: it only has to differ from run to run.
+        source = random.Random(options.seed)  # noqa: S311
+        written = _written(options, source)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(Client())
             described = await server.describe(client, target)
             told["server"] = described.facts()
-            asked = written or await _random(options, client, target, described)
-            side = _side(options, target, described, asked)
+            side = await _side(options, client, target, described, written, source)
             other = None
             if options.baseline:
                 there = connection.base_url("--baseline", options.baseline)
                 second = Connection(there, there, api_key=target.api_key)
-                described = await server.describe(client, second)
-                told["baseline"] = described.facts()
-                other = _side(options, second, described, asked)
+                plain = await server.describe(client, second)
+                told["baseline"] = plain.facts()
+                if written is not None and written.has_ids:
+                    await server.same_ids(client, (target, described), (second, plain))
+                other = await _side(options, client, second, plain, written, source)
             hand = steps = None
             if options.flip:
                 hand = await stack.enter_async_context(steering.steering(client, target))
@@ -316,7 +324,6 @@ async def measure(options: argparse.Namespace, target: Connection) -> int:
             work = runner.Runner(
                 client,
                 side,
-                asked,
                 baseline=other,
                 hand=hand,
                 rounds=options.rounds,
@@ -330,6 +337,7 @@ async def measure(options: argparse.Namespace, target: Connection) -> int:
     except (
         BadOption,
         BadPrompts,
+        Refused,
         Unreachable,
         runner.NothingCame,
         server.NotServing,
@@ -341,23 +349,12 @@ async def measure(options: argparse.Namespace, target: Connection) -> int:
     return _report(options, measured, began=began, servers=told, total=len(cells), status=status)
 
 
-async def _random(
-    options: argparse.Namespace, client: "Client", target: Connection, described: "Server"
-) -> "Prompts":
-    from specserve.bench import prompts, server  # noqa: PLC0415
-
-    ids = options.id_range or await server.known_ids(client, target, described)
-    source = random.Random(options.seed)  # noqa: S311 - it only has to differ from run to run
-    return prompts.RandomIds(options.prompt_tokens, source, ids=ids, shared=options.shared_prefix)
-
-
-def _written(options: argparse.Namespace) -> "Prompts | None":
-    """Prompts that are texts; None if random ones are wanted."""
+def _written(options: argparse.Namespace, source: random.Random) -> "Prompts | None":
+    """Prompts that are given; None if random ones are wanted."""
     from specserve.bench import prompts  # noqa: PLC0415
 
     if options.prompts == prompts.RandomIds.name:
         return None
-    source = random.Random(options.seed)  # noqa: S311 - it only has to differ from run to run
     shared = options.shared_prefix
     if options.prompts == prompts.BUILT_IN:
         return prompts.Written(prompts.BUILT_IN, prompts.built_in(), source, shared=shared)
@@ -370,12 +367,23 @@ def _written(options: argparse.Namespace) -> "Prompts | None":
     return prompts.Written(path.name, prompts.read_lines(lines, str(path)), source, shared=shared)
 
 
-def _side(
-    options: argparse.Namespace, target: Connection, described: "Server", asked: "Prompts"
+async def _side(
+    options: argparse.Namespace,
+    client: "Client",
+    target: Connection,
+    described: "Server",
+    written: "Prompts | None",
+    source: random.Random,
 ) -> "Side":
-    from specserve.bench import runner, server  # noqa: PLC0415
+    """One of the servers, with prompts out of its own vocabulary unless others are given."""
+    from specserve.bench import prompts, runner, server  # noqa: PLC0415
     from specserve.bench.dialects import Wish  # noqa: PLC0415
 
+    asked = written
+    if asked is None:
+        ids = options.id_range or await server.known_ids(client, target, described)
+        shared = options.shared_prefix
+        asked = prompts.RandomIds(options.prompt_tokens, source, ids=ids, shared=shared)
     api: Api = server.api_for(described, options.api, ids=asked.has_ids)
     wish = Wish(
         api,
@@ -384,7 +392,7 @@ def _side(
         stream=not options.no_stream,
         until_end=options.stop_at_end,
     )
-    return runner.Side(target, wish, has_draft=described.may_speculate)
+    return runner.Side(target, wish, asked, has_draft=described.may_speculate)
 
 
 def _steps(options: argparse.Namespace, available: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from specserve import names
@@ -13,8 +13,47 @@ ENV_API_KEY = "SPECSERVE_API_KEY"
 ENV_TOKEN = "SPECSERVE_PLUGIN_TOKEN"  # noqa: S105 - the name of a variable
 
 
+#: Exit status of a command whose key or token is refused: not that of a server that is not there.
+EXIT_REFUSED: Final = 3
+#: HTTP status of an answer to a key that does not fit, or to none.
+REFUSALS: Final = frozenset({401, 403})
+
+
 class BadOption(ValueError):
     """An option that cannot be used; the message names it and says what would do."""
+
+
+class Refused(Exception):
+    """A server refuses a key or token; the message says which one, and the option that gives it.
+
+    What such a server does not show would look like what it does not have.
+    """
+
+    @classmethod
+    def key(cls, url: str, key: str | None) -> Self:
+        """A serving route that refuses the API key, or wants one.
+
+        Args:
+            url: The route.
+            key: The key that was sent, None if none was.
+        """
+        what = "wants an API key" if key is None else "refuses the API key"
+        return cls(f"{url} {what}: give the server's own with --api-key-file or {ENV_API_KEY}")
+
+    @classmethod
+    def token(cls, url: str, token: str | None) -> Self:
+        """A plugin's listener that refuses the token, or wants one.
+
+        Args:
+            url: The listener.
+            token: The token that was sent, None if none was.
+        """
+        what = "wants the plugin token" if token is None else "refuses the plugin token"
+        return cls(
+            f"{url} {what}: give the engine's own with --token-file or {ENV_TOKEN}; it is the "
+            f"file {names.KEY_PLUGIN_TOKEN} of its credentials folder, in a cluster of the Secret "
+            "NAME-credentials"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +121,8 @@ def connection_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Co
         admin_url=base_url("--admin-url", options.admin_url)
         if options.admin_url
         else plugin_url(url),
-        api_key=secret("--api-key-file", options.api_key_file, environ.get(ENV_API_KEY)),
-        token=secret("--token-file", options.token_file, environ.get(ENV_TOKEN)),
+        api_key=api_key(options, environ),
+        token=token(options, environ),
     )
 
 
@@ -114,20 +153,40 @@ def plugin_url(url: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{names.PORT_ADMIN}"
 
 
-def secret(option: str, file: Path | None, otherwise: str | None) -> str | None:
-    """What a file holds, or else a variable of the environment; None of neither.
+def api_key(options: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """The API key that options and environment give, None if they give none.
 
     Raises:
-        BadOption: The file cannot be read, or holds no key.
+        BadOption: The file cannot be read, or holds no key; or the variable holds none.
     """
+    return _secret("--api-key-file", options.api_key_file, ENV_API_KEY, environ)
+
+
+def token(options: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """The plugin token that they give, likewise.
+
+    Raises:
+        BadOption: As for `api_key`.
+    """
+    return _secret("--token-file", options.token_file, ENV_TOKEN, environ)
+
+
+def _secret(
+    option: str, file: Path | None, variable: str, environ: Mapping[str, str]
+) -> str | None:
     if file is None:
-        return otherwise or None
+        text = environ.get(variable, "").strip()
+        return _checked(variable, text) if text else None
     try:
         text = file.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise BadOption(f"{option}: {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         text = ""
+    return _checked(f"{option}: {file}", text)
+
+
+def _checked(where: str, text: str) -> str:
     if not text.isascii() or not text.isprintable() or not text:
-        raise BadOption(f"{option}: {file}: not one line of text with a key and nothing else")
+        raise BadOption(f"{where}: not one line of text with a key and nothing else")
     return text

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from specserve.bench.connection import REFUSALS
 from specserve.bench.prompts import Prompt
 
 _DATA: Final = b"data:"
@@ -154,6 +155,11 @@ def refusal(status: int, text: str) -> str:
     """The label of an answer that is no 200: the status and the server's own words, cut."""
     document = _json(text.encode(errors="replace"))
     return f"HTTP {status} {_words(document) or text[:_WORDS]}".strip()
+
+
+def refuses_key(problem: str) -> bool:
+    """Whether this is the label of an answer to a key that does not fit, or to none."""
+    return problem.startswith(tuple(f"HTTP {status}" for status in REFUSALS))
 
 
 def _has_token(data: bytes) -> bool:

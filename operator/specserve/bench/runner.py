@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specserve.bench.client import Client
-from specserve.bench.connection import Connection
-from specserve.bench.dialects import Outcome, Wish
+from specserve.bench.connection import Connection, Refused
+from specserve.bench.dialects import Outcome, Wish, refuses_key
 from specserve.bench.figures import Counters, Figures, Visit
 from specserve.bench.plan import Arm, Cell, Estimate, requests_of
 from specserve.bench.prompts import Prompts
@@ -32,12 +32,14 @@ class Side:
 
     Attributes:
         connection: Where it is.
-        wish: What it is asked.
+        wish: What it is asked for.
+        prompts: What it is asked, in token ids of its own if in any.
         has_draft: Whether it may speculate; its rounds are of interest only then.
     """
 
     connection: Connection
     wish: Wish
+    prompts: Prompts
     has_draft: bool = True
 
 
@@ -76,7 +78,6 @@ class Runner:
         server: The server that is measured.
         baseline: A second one, for arms that are a baseline.
         hand: On the engine, for arms with a setting.
-        prompts: What is asked.
         rounds: Requests of a cell for each in flight, None for the plan's own.
         seconds: Instead of counting requests, start new ones for so long.
     """
@@ -85,7 +86,6 @@ class Runner:
         self,
         client: Client,
         server: Side,
-        prompts: Prompts,
         *,
         baseline: Side | None = None,
         hand: Steering | None = None,
@@ -97,7 +97,6 @@ class Runner:
         self._server = server
         self._baseline = baseline
         self._hand = hand
-        self._prompts = prompts
         self._rounds = rounds
         self._seconds = seconds
         self._in_force: Arm | None = None
@@ -107,6 +106,7 @@ class Runner:
 
         Raises:
             NothingCame: Nothing is answered at all.
+            Refused: A server refuses the API key, or the plugin the token.
             NotSteerable: The engine does not take an order, or does not follow it.
             Unreachable: The plugin's listener does not answer.
         """
@@ -142,10 +142,11 @@ class Runner:
 
     async def _warm_up(self, side: Side, cell: Cell) -> None:
         wish = replace(side.wish, tokens=min(WARM_UP_TOKENS, side.wish.tokens))
-        outcomes = await asyncio.gather(
-            *(self._ask(side.connection, wish) for _ in range(cell.level))
-        )
+        outcomes = await asyncio.gather(*(self._ask(side, wish) for _ in range(cell.level)))
         if all(outcome.problem for outcome in outcomes):
+            if refuses_key(outcomes[0].problem):
+                url = side.connection.url + side.wish.api.path
+                raise Refused.key(url, side.connection.api_key)
             raise NothingCame(f"{side.connection.url}: {outcomes[0].problem}")
         if self._hand is not None and cell.arm.setting is not None:
             await self._hand.settled()
@@ -166,12 +167,11 @@ class Runner:
             left -= 1
             return left >= 0
 
-        return await closed_loop(lambda: self._ask(side.connection, side.wish), level, another)
+        return await closed_loop(lambda: self._ask(side, side.wish), level, another)
 
-    def _ask(self, connection: Connection, wish: Wish) -> Awaitable[Outcome]:
-        return self._client.generate(
-            connection.url, wish, self._prompts.draw(), bearer=connection.api_key
-        )
+    def _ask(self, side: Side, wish: Wish) -> Awaitable[Outcome]:
+        there = side.connection
+        return self._client.generate(there.url, wish, side.prompts.draw(), bearer=there.api_key)
 
 
 async def closed_loop(

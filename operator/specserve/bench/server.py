@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specserve.bench.client import Client, Unreachable
-from specserve.bench.connection import Connection
+from specserve.bench.client import Client, Reply, Unreachable
+from specserve.bench.connection import REFUSALS, Connection, Refused
 from specserve.bench.dialects import Api
 from specserve.bench.prompts import built_in
 
@@ -66,14 +66,14 @@ async def describe(client: Client, connection: Connection) -> Server:
     """Ask a server what it is.
 
     Raises:
-        NotServing: It refuses the key, or serves no model.
+        NotServing: It serves no model.
+        Refused: It refuses the key.
         Unreachable: No answer.
     """
-    reply = await client.call("GET", f"{connection.url}/v1/models", bearer=connection.api_key)
-    if reply.status in {401, 403}:
-        raise NotServing(
-            f"{connection.url}: HTTP {reply.status}, the API key does not fit: give --api-key-file"
-        )
+    url = f"{connection.url}/v1/models"
+    reply = await client.call("GET", url, bearer=connection.api_key)
+    if reply.status in REFUSALS:
+        raise Refused.key(url, connection.api_key)
     cards = reply.body.get("data")
     if reply.status != 200 or not isinstance(cards, list) or not cards:
         raise NotServing(f"{connection.url}/v1/models: HTTP {reply.status}, no model there")
@@ -81,14 +81,26 @@ async def describe(client: Client, connection: Connection) -> Server:
 
 
 async def _info(client: Client, connection: Connection) -> Mapping[str, Any]:
+    url = f"{connection.url}/server_info"
     try:
-        reply = await client.call(
-            "GET", f"{connection.url}/server_info", bearer=connection.api_key
-        )
+        reply = await client.call("GET", url, bearer=connection.api_key)
     except Unreachable:
         return {}
+    refuse_wrong_key(url, reply, connection)
     told = reply.status == 200 and ("tp_size" in reply.body or "internal_states" in reply.body)
     return reply.body if told else {}
+
+
+def refuse_wrong_key(url: str, reply: Reply, connection: Connection) -> None:
+    """Refuse a key that a route does not know, where others asked for none.
+
+    Without a key, and where a route is closed to everybody (403), it is only not shown.
+
+    Raises:
+        Refused: The route does not know the key that was sent.
+    """
+    if reply.status == 401 and connection.api_key is not None:
+        raise Refused.key(url, connection.api_key)
 
 
 async def known_ids(client: Client, connection: Connection, server: Server) -> Sequence[int]:
@@ -119,6 +131,33 @@ async def known_ids(client: Client, connection: Connection, server: Server) -> S
         f"{connection.url}/tokenize: HTTP {reply.status}, the server does not tell which token "
         "ids it knows; give --id-range, within the model's vocabulary"
     )
+
+
+async def same_ids(
+    client: Client, one: tuple[Connection, Server], other: tuple[Connection, Server]
+) -> None:
+    """Refuse to send the same token ids to two servers, unless their tokenizers agree on ids.
+
+    Args:
+        client: To ask with.
+        one: A server, and how it describes itself.
+        other: Another one, likewise.
+
+    Raises:
+        NotServing: They do not, or one of them does not tell.
+        Unreachable: No answer.
+    """
+    texts = "give texts, which each server tokenizes for itself, or measure them in two runs"
+    try:
+        agree = await known_ids(client, *one) == await known_ids(client, *other)
+    except NotServing as error:
+        why = str(error).partition(";")[0]
+        raise NotServing(f"--prompts: token ids for two servers: {why}; {texts}") from None
+    if not agree:
+        raise NotServing(
+            f"--prompts: the tokenizers of {one[0].url} and {other[0].url} differ, so the same "
+            f"token ids cannot be meant for both (one beyond a vocabulary ends SGLang); {texts}"
+        )
 
 
 def api_for(server: Server, wanted: str, *, ids: bool) -> Api:

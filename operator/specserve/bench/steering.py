@@ -13,7 +13,7 @@ from typing import Any
 
 from specserve import names
 from specserve.bench.client import Client, Reply, Unreachable
-from specserve.bench.connection import ENV_TOKEN, Connection
+from specserve.bench.connection import REFUSALS, Connection, Refused
 from specserve.policy import directive
 
 LEASE_SECONDS = 60
@@ -61,6 +61,7 @@ class Steering:
 
         Raises:
             NotSteerable: The engine did not take it.
+            Refused: The token does not fit any more.
             Unreachable: No answer.
         """
         wanted = {**setting, "fallback": self._as_found()}
@@ -129,8 +130,7 @@ class Steering:
             body=body,
             seconds=DEADLINE_MS / 1000 + 1,
         )
-        if reply.status != 200:
-            raise NotSteerable(_why(reply))
+        _check(reply, self._connection)
 
 
 @contextlib.asynccontextmanager
@@ -146,8 +146,9 @@ async def steering(
             the engine. A name of this process if None.
 
     Raises:
-        NotSteerable: There is no plugin, the token does not fit, the engine has no live control,
-            or somebody else steers it.
+        NotSteerable: There is no plugin, the engine has no live control, or somebody else steers
+            it.
+        Refused: The token does not fit.
         Unreachable: Nobody listens at the admin address.
     """
     found = await read_back(client, connection)
@@ -187,7 +188,7 @@ async def _put_back(hand: Steering, renewal: "asyncio.Task[None]") -> None:
     await asyncio.gather(renewal, return_exceptions=True)
     try:
         await asyncio.shield(hand.restore())
-    except (NotSteerable, Unreachable) as error:
+    except (NotSteerable, Refused, Unreachable) as error:
         raise NotSteerable(
             f"the engine was not put back: {error}; if it lives, it goes back by itself within "
             f"{LEASE_SECONDS} s"
@@ -198,14 +199,14 @@ async def read_back(client: Client, connection: Connection) -> Mapping[str, Any]
     """Ask the plugin what the engine does.
 
     Raises:
-        NotSteerable: It refuses.
+        NotSteerable: There is no plugin, or it does not tell.
+        Refused: The token does not fit.
         Unreachable: No answer.
     """
     url = connection.admin_url + names.PATH_SPECULATION
     reply = await client.call("GET", url, bearer=connection.token)
-    if reply.status != 200 or "bootID" not in reply.body:
-        if connection.token is None:
-            raise NotSteerable(f"no plugin token was given: give --token-file or {ENV_TOKEN}")
+    _check(reply, connection)
+    if "bootID" not in reply.body:
         raise NotSteerable(_why(reply))
     return reply.body
 
@@ -214,9 +215,14 @@ def _remaining(state: Mapping[str, Any]) -> float:
     return float((state.get("lease") or {}).get("remainingSeconds") or 0)
 
 
+def _check(reply: Reply, connection: Connection) -> None:
+    if reply.status in REFUSALS:
+        raise Refused.token(connection.admin_url, connection.token)
+    if reply.status != 200:
+        raise NotSteerable(_why(reply))
+
+
 def _why(reply: Reply) -> str:
-    if reply.status == 401:
-        return f"the plugin token does not fit: give --token-file or {ENV_TOKEN}"
     if reply.status in {404, 405} or not reply.body:
         return f"no SpecServe plugin answers at the admin address (HTTP {reply.status})"
     code, message = reply.body.get("code"), reply.body.get("message") or reply.body.get("reason")

@@ -23,7 +23,7 @@ from specserve.bench.command import (
     save,
     writable,
 )
-from specserve.bench.connection import BadOption, Connection
+from specserve.bench.connection import BadOption, Connection, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +59,8 @@ It takes about seven minutes with the defaults at the round times of an H200; fe
 --repeats take less.
 
 exit status: 0 measured and written; 1 written, but repeats or an earlier run do not agree in the
-cells that are named; 2 nothing could be measured; 130 interrupted, with the batch sizes that were
-complete by then written."""
+cells that are named; 2 nothing could be measured; 3 the API key or the plugin token is refused;
+130 interrupted, with the batch sizes that were complete by then written."""
 
 
 def add_parser(commands: Any) -> None:
@@ -182,6 +182,7 @@ async def calibrate(options: argparse.Namespace, target: Connection) -> int:
     except (
         BadOption,
         CurveError,
+        Refused,
         Unreachable,
         server.NotServing,
         steering.NotSteerable,
@@ -208,9 +209,12 @@ def _earlier(path: Path | None) -> "Curve | None":
 async def _room(
     client: "Client", target: Connection, described: "Server"
 ) -> "tuple[str | None, Any]":
+    from specserve.bench import server  # noqa: PLC0415
     from specserve.calibrate import sweep  # noqa: PLC0415
 
-    reply = await client.call("GET", f"{target.url}/v1/loads", bearer=target.api_key)
+    url = f"{target.url}/v1/loads"
+    reply = await client.call("GET", url, bearer=target.api_key)
+    server.refuse_wrong_key(url, reply, target)
     loads = reply.body.get("loads")
     loads = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
     accelerator = reply.body.get("accelerator")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from specserve.bench.connection import REFUSALS
 from specserve.doctor.evidence import Evidence
 
 Verdict = Literal["ok", "problem", "unknown", "not applicable"]
@@ -279,6 +280,8 @@ def _metrics(evidence: Evidence) -> tuple[Verdict, str]:
         return "ok", "/metrics answers"
     if evidence.metrics is None:
         return "unknown", "/metrics gave no answer"
+    if evidence.metrics in REFUSALS:
+        return "unknown", f"/metrics answers {evidence.metrics}: who asks needs a key"
     return "problem", f"/metrics answers {evidence.metrics}"
 
 

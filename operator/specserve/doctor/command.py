@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.bench import connection
 from specserve.bench.command import fail, interruptible
-from specserve.bench.connection import BadOption, Connection
+from specserve.bench.connection import BadOption, Connection, Refused
 
 if TYPE_CHECKING:
     from specserve.doctor.checks import Finding
@@ -26,7 +26,8 @@ examples:
   specserve doctor --url http://gpu-box:30000
   specserve doctor --url http://gpu-box:30000 --token-file token --json | jq '.findings[].check'
 
-exit status: 0 no problem was seen; 1 there is one; 2 nothing answers at the address."""
+exit status: 0 no problem was seen; 1 there is one; 2 nothing answers at the address; 3 the API key
+or the plugin token is refused, and nothing was looked at."""
 
 _MARKS = {
     "ok": ("ok", "green"),
@@ -68,7 +69,7 @@ async def examine(options: argparse.Namespace, target: Connection) -> int:
     try:
         async with Client() as client:
             evidence = await gather(client, target)
-    except NoAnswer as error:
+    except (NoAnswer, Refused) as error:
         return fail(error)
     found = checks.findings(evidence)
     problems = [finding for finding in found if finding.verdict == "problem"]

@@ -5,9 +5,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from specserve.bench import steering
+from specserve.bench import server, steering
 from specserve.bench.client import Client, Reply, Unreachable
-from specserve.bench.connection import Connection
+from specserve.bench.connection import REFUSALS, Connection, Refused
 from specserve.doctor.evidence import Evidence
 
 SERIES = (
@@ -25,17 +25,19 @@ async def gather(client: Client, connection: Connection) -> Evidence:
     """Ask for everything there is; what does not answer is missing in the evidence.
 
     Raises:
-        NoAnswer: Nothing answers at all, or the key is refused.
+        NoAnswer: Nothing answers at all.
+        Refused: The API key or the plugin token is.
     """
+    url = f"{connection.url}/v1/models"
     try:
-        models = await client.call("GET", f"{connection.url}/v1/models", bearer=connection.api_key)
+        models = await client.call("GET", url, bearer=connection.api_key)
     except Unreachable as error:
         raise NoAnswer(str(error)) from None
-    if models.status in {401, 403}:
-        raise NoAnswer(f"{connection.url}: the API key does not fit: give --api-key-file")
-    info = await _reply(client, f"{connection.url}/server_info", connection.api_key)
+    if models.status in REFUSALS:
+        raise Refused.key(url, connection.api_key)
+    info = await _opened(client, "/server_info", connection)
     bare = await _reply(client, f"{connection.url}/server_info", None)
-    loads = await _reply(client, f"{connection.url}/v1/loads", connection.api_key)
+    loads = await _opened(client, "/v1/loads", connection)
     metrics = await _reply(client, f"{connection.url}/metrics", None)
     if models.status != 200 and not _told(info):
         raise NoAnswer(f"{connection.url}: neither /v1/models nor /server_info is there")
@@ -53,6 +55,14 @@ async def gather(client: Client, connection: Connection) -> Evidence:
         plugin=plugin,
         no_plugin=why,
     )
+
+
+async def _opened(client: Client, path: str, connection: Connection) -> Reply | None:
+    url = connection.url + path
+    reply = await _reply(client, url, connection.api_key)
+    if reply is not None:
+        server.refuse_wrong_key(url, reply, connection)
+    return reply
 
 
 async def _reply(client: Client, url: str, bearer: str | None) -> Reply | None:

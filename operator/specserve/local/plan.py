@@ -61,12 +61,7 @@ def plan(
     """
     started = options.start or options.print
     curve = _curve(options.curve, asked)
-    token = connection.secret(
-        "--token-file", options.token_file, environ.get(connection.ENV_TOKEN)
-    )
-    api_key = connection.secret(
-        "--api-key-file", options.api_key_file, environ.get(connection.ENV_API_KEY)
-    )
+    token, api_key = connection.token(options, environ), connection.api_key(options, environ)
     if not started and token is None:
         raise BadOption(
             f"--token-file: the plugin's token is needed (or set {connection.ENV_TOKEN}); it is "
