@@ -794,7 +794,9 @@ class Engine(Node):
     api_key_secret_ref: SecretKeyRef | None = Field(
         default=None,
         description="Key that clients send to the serving port; the operator sends it to read "
-        "the load.",
+        "the load. Another reference replaces the pods. Another content of the Secret does not: "
+        "engines take it when they start, so restart them when it suits; they are steered all "
+        "the same, and condition EnginesHealthy tells until then.",
     )
 
 

@@ -38,7 +38,7 @@ STALLED: Final = "Stalled"
 AVAILABLE: Final = "Available"
 #: The load of every ready pod is known.
 METRICS_FRESH: Final = "MetricsFresh"
-#: No engine sits on a queue without making tokens.
+#: No engine sits on a queue without making tokens, or refuses the API key in force.
 ENGINES_HEALTHY: Final = "EnginesHealthy"
 #: The engines take live switches.
 SPECULATION_CONTROL: Final = "SpeculationControl"
@@ -86,6 +86,7 @@ ENGINE_UNREACHABLE: Final = "EngineUnreachable"
 
 ENGINES_SERVING: Final = "EnginesServing"
 ENGINE_STALLED: Final = "EngineStalled"
+API_KEY_REFUSED: Final = "ApiKeyRefused"
 
 LIVE: Final = "Live"
 NO_DRAFT: Final = "NoDraft"

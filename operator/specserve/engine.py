@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import aiohttp
@@ -129,6 +129,9 @@ class EngineClient:
     async def load(self, engine: Endpoint) -> signals.Reading:
         """Read how many requests run and wait.
 
+        SGLang takes its API key at its start, so that an engine refuses a key that was renewed
+        since. Its plugin, which has a token of its own, counts the same requests.
+
         Raises:
             EngineUnreachable: No answer in time.
             EngineRefused: An error answer, or one that holds no load (code `Unreadable`).
@@ -139,6 +142,8 @@ class EngineClient:
                 "loads", "GET", engine.url(names.PORT_SERVING, names.PATH_LOADS), headers=headers
             )
         except EngineRefused as refusal:
+            if refusal.status == 401:
+                return await self._keyless(engine, refusal)
             if refusal.status not in (404, 405, 501):
                 raise
         else:
@@ -151,6 +156,15 @@ class EngineClient:
             decode=False,
         )
         return _readable(lambda: signals.from_metrics(str(text), self._metric_names, engine.model))
+
+    async def _keyless(self, engine: Endpoint, refusal: EngineRefused) -> signals.Reading:
+        try:
+            answer = await self.read_back(engine)
+            reading = _readable(lambda: signals.from_read_back(answer))
+        except EngineError:
+            # What is to be mended is the key, whatever else is the matter.
+            raise refusal from None
+        return replace(reading, key_refused=True)
 
     async def read_back(self, engine: Endpoint) -> dict[str, Any]:
         """Ask the engine what it does.

@@ -61,6 +61,7 @@ class Steered:
         quiet_until: Until then a probe may still show in what the engine reports.
         strayed_at: When the engine began to follow its table to another mode than `shown`.
         born: When the engine process was found to be another one than before, 0 if it was not.
+        key_refused: Whether SGLang refused the API key when the load was read last.
         rounds: Of the last read-back, until a decision has taken them in.
     """
 
@@ -70,6 +71,7 @@ class Steered:
     sample: Sample | None = None
     sample_error: tuple[str, str] | None = None
     sample_failures: int = 0
+    key_refused: bool = False
     ranks: int | None = None
     cache_tokens: int | None = None
     readback: dict[str, Any] | None = None
@@ -144,6 +146,8 @@ class Steered:
         self.read_wanted = True
         self.sample = None
         self.sample_failures = 0
+        self.key_refused = False
+        self.cache_tokens = None
         self.control_failures = 0
         self.retry_at = 0.0
         self.epoch = self.epoch_shown = 0
@@ -185,6 +189,7 @@ class Steered:
             control_error=self.control_error,
             sample_error=self.sample_error or (("SamplesStale", "") if stale else None),
             sampled=sample is not None,
+            key_refused=self.key_refused,
             ranks=self.ranks,
             stalled=memory.stalled,
             unreachable=policy.unreachable(patient, sample.capacity)

@@ -54,6 +54,10 @@ ASIDE: Final = "specserve-calibration"
 #: On an engine pod: SGLang's adaptive configuration, which a volume shows the engine as a file.
 ANNOTATION_ADAPTIVE: Final = f"{GROUP}/adaptive-config"
 
+#: On an engine pod: the Secret and its key that SGLang's API key is taken from. Another reference
+#: replaces the pods: an engine whose port was open must not stay so.
+ANNOTATION_API_KEY: Final = f"{GROUP}/api-key-from"
+
 ENGINE_CONTAINER: Final = "engine"
 CALIBRATION_CONTAINER: Final = "calibrate"
 COMPONENT_ENGINE: Final = "engine"

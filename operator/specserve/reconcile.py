@@ -51,6 +51,8 @@ REJECTED_RECHECK = 60.0
 BACKOFF = (1.0, 30.0)
 #: Seconds for which a user's Secret is taken as read.
 SECRET_TTL = 10.0
+#: Seconds after which the Secret of the API key is looked at again: nobody tells of its changes.
+SECRET_RECHECK = 60.0
 #: Longest wait in seconds for the end of a pinned mode: clocks of the wall are set.
 LONGEST_WAIT = 600.0
 
@@ -373,10 +375,12 @@ class Reconciler:
             rejected = blocked.reason == conditions.SPEC_REJECTED
             self._queue.add(key, REJECTED_RECHECK if rejected else RECHECK)
             return "blocked"
-        errors = [one.sample_error for one in self._regulator.engines(key) if one.sample_error]
-        if any(code in _CREDENTIALS_REFUSED for code, _ in errors):
+        if any(_locked_out(one) for one in self._regulator.engines(key)):
             # Nobody tells of changes of the user's Secrets.
             self._queue.add(key, RECHECK)
+        elif resource.spec is not None and resource.spec.engine.api_key_secret_ref is not None:
+            # Engines that start are given the key as it was read last.
+            self._queue.add(key, SECRET_RECHECK)
         return "ok"
 
     async def _vanished(self, resource: _Resource) -> str:
@@ -899,6 +903,11 @@ class Reconciler:
             "name": key[1],
             "uid": resource.uid,
         }
+
+
+def _locked_out(engine: Engine) -> bool:
+    code, _ = engine.sample_error or ("", "")
+    return engine.key_refused or code in _CREDENTIALS_REFUSED
 
 
 def _words(standing: Standing) -> str:

@@ -517,8 +517,14 @@ class Regulator:
             # Stalled or just busy: only a fresh count of tokens tells.
             steered.read_wanted = True
         steered.ranks = reading.ranks
-        steered.cache_tokens = reading.cache_tokens
-        steered.gpu = self._shared(reading.gpu)
+        self._keyed(steered, refused=reading.key_refused)
+        # What stays the same for an engine process is not told by each source of its load.
+        capacity = reading.capacity
+        if capacity is None and steered.sample is not None:
+            capacity = steered.sample.capacity
+        if reading.cache_tokens is not None:
+            steered.cache_tokens = reading.cache_tokens
+        steered.gpu = self._shared(reading.gpu or steered.gpu)
         now = self._clock()
         if now - reading.age < steered.born:
             return  # what Prometheus knows is of the engine process before this one
@@ -527,11 +533,22 @@ class Regulator:
             stamp=now if reading.stamp is None else reading.stamp,
             running=reading.running,
             queued=reading.queued,
-            capacity=reading.capacity,
+            capacity=capacity,
             tokens_total=signals.tokens_total(steered.readback or {})
             if reading.tokens_total is None
             else reading.tokens_total,
         )
+
+    def _keyed(self, steered: Steered, *, refused: bool) -> None:
+        if refused and not steered.key_refused:
+            self._say(
+                steered,
+                "Warning",
+                "ApiKeyRefused",
+                "the engine refuses the API key, as it will that of clients; its load is read "
+                "from its plugin",
+            )
+        steered.key_refused = refused
 
     async def _read(self, steered: Steered, target: Target, endpoint: Endpoint) -> None:
         if self._clock() < steered.retry_at:

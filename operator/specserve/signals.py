@@ -1,4 +1,4 @@
-"""What an engine's answers say: `/v1/loads` and `/metrics` to a `Reading`, read-backs to `Rounds`.
+"""What an engine's answers say: loads, metrics and read-backs to a `Reading`, or to `Rounds`.
 
 Shapes as real servers give them (SGLang 0.5.16 and 0.5.23). Pure: text and JSON in, values or
 `Unreadable` out. Absent, NaN or negative is never zero.
@@ -39,6 +39,7 @@ class Reading:
         cache_tokens: Tokens that the KV caches hold, all ranks added up; None if not reported.
         age: Seconds since the numbers were taken; 0 where the engine was asked itself.
         gpu: What it runs on, empty if it does not say.
+        key_refused: Whether SGLang refused the API key, so that the plugin was asked instead.
     """
 
     stamp: float | None
@@ -50,6 +51,7 @@ class Reading:
     cache_tokens: int | None = None
     age: float = 0.0
     gpu: str = ""
+    key_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,37 @@ def from_metrics(text: str, names: MetricNames, model: str | None = None) -> Rea
         tokens_total=total(tokens, names.tokens) if tokens else None,
         ranks=len(shares),
     )
+
+
+def from_read_back(body: Mapping[str, Any]) -> Reading:
+    """Read the load out of the plugin's read-back: SGLang's own counts, asked of its schedulers.
+
+    Args:
+        body: As `checked_read_back` returned it.
+
+    Raises:
+        Unreadable: There is no group, or the ranks of one do not all tell the same. They do where
+            they hold copies; under attention data parallelism they hold shares.
+    """
+    groups = body.get("groups") or ()
+    if not groups:
+        raise Unreadable("the read-back has no entry under groups")
+    stamps = [group.get("at") for group in groups]
+    return Reading(
+        stamp=min((stamp for stamp in stamps if _countable(stamp)), default=None),
+        running=sum(_copied(group, "running") for group in groups),
+        queued=sum(_copied(group, "queued") for group in groups),
+        capacity=None,
+        tokens_total=tokens_total(body),
+        ranks=len(groups),
+    )
+
+
+def _copied(group: Mapping[str, Any], field: str) -> int:
+    told = [rank.get(field) for rank in group.get("ranks") or ()]
+    if not told or not _countable(told[0]) or any(one != told[0] for one in told):
+        raise Unreadable(f"the read-back's {field} is no count that all ranks of a group share")
+    return round(told[0])
 
 
 def checked_read_back(body: Any) -> dict[str, Any]:

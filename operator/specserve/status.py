@@ -33,6 +33,7 @@ class Engine:
         control_error: Code and message of the last failed call, None if the last one worked.
         sample_error: Likewise for load readings.
         sampled: Whether there is a load reading.
+        key_refused: Whether it refuses the API key; the load is then read from its plugin.
         ranks: Data-parallel ranks that the reading covers; None if there is none.
         stalled: Whether the engine sits on a queue without making tokens.
         unreachable: Why the threshold can never be passed, None if it can.
@@ -59,6 +60,7 @@ class Engine:
     control_error: tuple[str, str] | None = None
     sample_error: tuple[str, str] | None = None
     sampled: bool = False
+    key_refused: bool = False
     ranks: int | None = None
     stalled: bool = False
     unreachable: str | None = None
@@ -147,7 +149,7 @@ def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
         *_workload(seen, alive, ready, desired),
         _available(ready - aside, desired, aside),
         _metrics(seen),
-        _health(seen.engines),
+        _health(seen),
         _control(seen),
         _settled(seen),
         _reach(seen),
@@ -315,7 +317,8 @@ def _metrics(seen: Observation) -> Condition:
     return Condition("MetricsFresh", "True", conditions.SAMPLES_FRESH)
 
 
-def _health(engines: Sequence[Engine]) -> Condition:
+def _health(seen: Observation) -> Condition:
+    engines = seen.engines
     if not engines:
         return Condition("EnginesHealthy", "Unknown", conditions.NO_PODS, "no pod is ready")
     stalled = [engine for engine in engines if engine.stalled]
@@ -325,6 +328,17 @@ def _health(engines: Sequence[Engine]) -> Condition:
             "False",
             conditions.ENGINE_STALLED,
             _listed(stalled, lambda _: "requests wait, none runs and no token is made"),
+        )
+    locked = [engine for engine in engines if engine.key_refused]
+    if locked:
+        return Condition(
+            "EnginesHealthy",
+            "False",
+            conditions.API_KEY_REFUSED,
+            _listed(locked, lambda _: "refuses the API key (engine.apiKeySecretRef)")
+            + ". Engines take it at their start, so clients with another key than theirs are "
+            "refused until a restart: kubectl rollout restart deployment "
+            f"{seen.name}. They are steered all the same, by what their plugin tells of the load",
         )
     return Condition("EnginesHealthy", "True", conditions.ENGINES_SERVING)
 

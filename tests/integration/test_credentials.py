@@ -1,9 +1,11 @@
-"""Engine credentials: made once, rotated when asked, made again when lost; names are not taken."""
+"""Credentials: made once, rotated when asked, made again when lost; names are not taken."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
+from dataclasses import replace
 
 from specserve import names
 from tests.integration.api import eventually, path
@@ -64,6 +66,35 @@ async def test_rotation_keeps_engines_controllable_all_the_way(operator, stage):
     tokens = {new["data"][key] for key in ("plugin-token", "admin-key", "plugin-token-previous")}
     log = "\n".join(operator.lines())
     assert not [t for t in tokens if base64.b64decode(t).decode() in log]
+
+
+async def test_engines_with_the_key_before_are_steered_until_a_restart_suits(operator, stage):
+    clients = {"metadata": {"name": "clients"}, "stringData": {"key": "renewed-key"}}
+    await stage.api.post(path("secrets", stage.namespace), clients)
+    stage.kubelet.tune = lambda config: replace(config, api_key="earlier-key")
+    (pod,) = await stage.up(engine={"apiKeySecretRef": {"name": "clients", "key": "key"}})
+    healthy = await stage.has("EnginesHealthy", "False", "ApiKeyRefused")
+    assert f"{pod.name}: refuses the API key" in healthy["message"]
+    assert (await stage.event("ApiKeyRefused"))["type"] == "Warning"
+    pod.engine.set_load(*HIGH)
+    await stage.summary("Off 1/1")
+    await stage.has("MetricsFresh", "True")
+    assert stage.kubelet.of("chat")[0].uid == pod.uid
+    stage.kubelet.tune = lambda config: config
+    stage.kubectl("rollout", "restart", "deployment", "chat")
+    await stage.has("EnginesHealthy", "True")
+    (after,) = await stage.kubelet.running("chat")
+    assert after.uid != pod.uid
+    assert after.engine.config.api_key == "renewed-key"
+    shown = json.dumps(
+        [
+            await stage.get(),
+            await stage.api.items("events", stage.namespace),
+            await stage.deployment(),
+            operator.lines(),
+        ]
+    )
+    assert not [key for key in ("renewed-key", "earlier-key") if key in shown]
 
 
 async def test_a_deleted_secret_is_made_again(operator, stage):

@@ -126,7 +126,12 @@ def template(
             "annotations": {
                 **pod.annotations,
                 "kubectl.kubernetes.io/default-container": names.ENGINE_CONTAINER,
-                **_present(**{names.ANNOTATION_ADAPTIVE: adaptive_config(spec)}),
+                **_present(
+                    **{
+                        names.ANNOTATION_ADAPTIVE: adaptive_config(spec),
+                        names.ANNOTATION_API_KEY: _api_key(spec),
+                    }
+                ),
             },
         },
         "spec": {
@@ -253,6 +258,11 @@ def _hub_token(spec: SpecServeSpec, taken: set[str]) -> Iterator[PassThrough]:
             "name": names.ENV_HUB_TOKEN,
             "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}},
         }
+
+
+def _api_key(spec: SpecServeSpec) -> str | None:
+    reference = spec.engine.api_key_secret_ref
+    return None if reference is None else f"{reference.name}/{reference.key}"
 
 
 def _init_containers(spec: SpecServeSpec) -> list[PassThrough]:
