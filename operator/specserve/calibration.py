@@ -90,7 +90,9 @@ class Situation:
         now: The time.
         request: What is asked for, empty if nothing is.
         record: What is kept of earlier ones.
-        obstacle: Why none can begin now, as reason and message; None if one can.
+        obstacle: Why none can begin now, as reason and message; None if one can. One that is
+            under way goes on.
+        halt: What ends one that is under way, likewise; none can begin either.
         last_pod: Whether the only pod that serves may be taken.
         fit: Names of pods that can be measured: their engines take switches.
         pods: All engine pods.
@@ -106,6 +108,7 @@ class Situation:
     request: str
     record: Record
     obstacle: tuple[str, str] | None = None
+    halt: tuple[str, str] | None = None
     last_pod: bool = False
     fit: frozenset[str] = frozenset()
     pods: Sequence[Pod] = ()
@@ -238,8 +241,8 @@ def _end_others(seen: Situation, aside: Sequence[Pod]) -> Plan | None:
 
 
 def _choose(seen: Situation) -> Plan:
-    if seen.obstacle is not None:
-        reason, message = seen.obstacle
+    if why := seen.obstacle or seen.halt:
+        reason, message = why
         return Plan(
             None, Condition("Calibrated", "False", reason, f"asked for, and waits: {message}")
         )
@@ -273,12 +276,14 @@ def _choose(seen: Situation) -> Plan:
 
 
 def _drain(seen: Situation, pod: Pod) -> Plan:
-    if problem := _obstructed(seen) or _lost(seen, pod):
+    if problem := _words(seen.halt) or _lost(seen, pod):
         return _failed(problem)
     waited = seen.now - (seen.since or {}).get(pod.uid, seen.now)
-    if waited >= SETTLE_SECONDS and seen.in_flight == 0:
+    if waited >= SETTLE_SECONDS and seen.in_flight == 0 and seen.obstacle is None:
         return Plan(Begin(pod), _running(pod), LOOK_AT_JOB)
     if waited > SETTLE_SECONDS + seen.patience:
+        if seen.in_flight == 0:
+            return _failed(_words(seen.obstacle))
         left = (
             "does not say what it runs"
             if seen.in_flight is None
@@ -301,7 +306,7 @@ def _watch(seen: Situation, job: Job, pod: Pod | None) -> Plan:
         return _failed(f"Job {job.name} has ended, and the pod with its curve is gone")
     if pod is None or pod.uid != job.pod_uid:
         return _failed("the pod that was measured is gone")
-    if problem := _obstructed(seen) or _lost(seen, pod) or _not_started(seen, job):
+    if problem := _words(seen.halt) or _lost(seen, pod) or _not_started(seen, job):
         return _failed(problem)
     return Plan(None, _running(pod), LOOK_AT_JOB)
 
@@ -319,9 +324,9 @@ def _not_started(seen: Situation, job: Job) -> str:
     return f"Job {job.name} has not started within {START_SECONDS:.0f} s: {why}"
 
 
-def _obstructed(seen: Situation) -> str:
-    """What has got in the way meanwhile, of which none could begin; empty if nothing has."""
-    return ": ".join(filter(None, seen.obstacle or ()))
+def _words(why: tuple[str, str] | None) -> str:
+    """A reason with its message; empty if there is none."""
+    return ": ".join(filter(None, why or ()))
 
 
 def _lost(seen: Situation, pod: Pod) -> str:
@@ -385,30 +390,24 @@ def _running(pod: Pod) -> Condition:
 
 
 def obstacle(
-    spec: api.SpecServeSpec | None,
     record: Record,
     *,
     blocked: Trouble | None,
     rolled_out: bool,
-    mode: str,
-    overridden: bool,
     image: str,
 ) -> tuple[str, str] | None:
-    """Why no pod can be taken aside now, whatever the pods are, as reason and message.
+    """Why none can begin now, whatever the pods are, as reason and message.
+
+    One that is under way goes on: nothing of this makes its curve wrong.
 
     Args:
-        spec: The spec, None if it cannot be read.
         record: What is kept of earlier calibrations.
         blocked: Why the objects are not as the spec says, None if they are.
-        rolled_out: Whether all pods are of this spec.
-        mode: The mode in force.
-        overridden: Whether there is an override of all SpecServes.
+        rolled_out: Whether all pods are there, and of this spec.
         image: Image of the Job, empty if it is not known.
     """
-    if blocked is not None or spec is None:
-        return (blocked.reason, blocked.message) if blocked else (conditions.SPEC_REJECTED, "")
-    if spec.draft.method == "None":
-        return conditions.NO_DRAFT, "draft.method is None"
+    if blocked is not None:
+        return blocked.reason, blocked.message
     if record.foreign:
         return (
             conditions.NAME_TAKEN,
@@ -419,13 +418,37 @@ def obstacle(
             conditions.NO_IMAGE,
             "the operator was not told its own image (SPECSERVE_OPERATOR_IMAGE)",
         )
+    if not rolled_out:
+        return conditions.ROLLING_OUT, "not all pods are there, and of this spec"
+    return None
+
+
+def halt(
+    spec: api.SpecServeSpec | None, *, mode: str, overridden: bool, replaces: bool
+) -> tuple[str, str] | None:
+    """What no calibration goes on with: its curve would be moot, or no pod may be switched for it.
+
+    Args:
+        spec: The spec, None if it cannot be read.
+        mode: The mode in force.
+        overridden: Whether there is an override of all SpecServes.
+        replaces: Whether pods of an older spec are being replaced: of another model, draft, engine
+            or steps.
+
+    Returns:
+        Reason and message, None if nothing is in its way.
+    """
+    if spec is None:
+        return conditions.SPEC_REJECTED, "the spec cannot be read"
+    if spec.draft.method == "None":
+        return conditions.NO_DRAFT, "draft.method is None"
     if mode != "Auto" and overridden:
         return conditions.OVERRIDDEN, f"the override of this installation says {mode}"
     if mode != "Auto":
         reason = conditions.OBSERVING if mode == "Observe" else conditions.PINNED
         return reason, f"policy.mode is {mode}, and only in Auto may a pod be switched for it"
-    if not rolled_out:
-        return conditions.ROLLING_OUT, "pods of an older spec run"
+    if replaces:
+        return conditions.ROLLING_OUT, "pods of an older spec are being replaced"
     return None
 
 

@@ -44,7 +44,8 @@ class Subject:
         request: Value of the annotation, empty if there is none.
         spec: The spec, None if it cannot be read.
         blocked: Why the objects are not as the spec says, None if they are.
-        rolled_out: Whether all pods are of this spec.
+        rolled_out: Whether all pods are there, and of this spec.
+        replaces: Whether pods of an older spec are being replaced.
         mode: The mode in force.
         overridden: Whether there is an override of all SpecServes.
         pods: Its engine pods.
@@ -57,6 +58,7 @@ class Subject:
     spec: api.SpecServeSpec | None
     blocked: Trouble | None
     rolled_out: bool
+    replaces: bool
     mode: str
     overridden: bool
     pods: Sequence[Pod]
@@ -217,13 +219,16 @@ class Calibrator:
             request=subject.request,
             record=record,
             obstacle=calibration.obstacle(
-                spec,
                 record,
                 blocked=subject.blocked,
                 rolled_out=subject.rolled_out,
+                image=self._provision.calibrator,
+            ),
+            halt=calibration.halt(
+                spec,
                 mode=subject.mode,
                 overridden=subject.overridden,
-                image=self._provision.calibrator,
+                replaces=subject.replaces,
             ),
             pods=subject.pods,
             workers=subject.workers,

@@ -261,6 +261,8 @@ class Owned:
         live: The parts that the operator writes, as canonical JSON.
         problem: Why a Deployment cannot make its pods, None if it can.
         rolled_out: Whether a Deployment has finished its rollout.
+        replaces: Whether pods of an older template are left, which a Deployment replaces; where
+            the number of pods is changed alone there are none.
     """
 
     kind: str
@@ -271,6 +273,7 @@ class Owned:
     live: bytes
     problem: str | None = None
     rolled_out: bool = True
+    replaces: bool = False
 
 
 def owned(kind: str, item: Object) -> Owned:
@@ -287,6 +290,7 @@ def owned(kind: str, item: Object) -> Owned:
         problem = failure.get("message") or failure.get("reason")
     elif progressing.get("reason") == "ProgressDeadlineExceeded":
         problem = progressing.get("message")
+    older = status.get("replicas", 0) > status.get("updatedReplicas", 0)
     return Owned(
         kind=kind,
         uid=meta["uid"],
@@ -299,8 +303,9 @@ def owned(kind: str, item: Object) -> Owned:
         or (
             status.get("observedGeneration") == meta.get("generation")
             and status.get("updatedReplicas", 0) >= item["spec"].get("replicas", 1)
-            and status.get("replicas", 0) <= status.get("updatedReplicas", 0)
+            and not older
         ),
+        replaces=kind == "Deployment" and older,
     )
 
 

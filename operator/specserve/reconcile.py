@@ -752,16 +752,14 @@ class Reconciler:
     async def _calibrate(self, resource: _Resource, blocked: Trouble | None) -> None:
         """Bring a calibration forward by a step, or end one that nobody asks for any more."""
         key, target = resource.key, self._targets.get(resource.key)
+        owned = [one for one in self._owned.get(key, {}).values() if one.owner == resource.uid]
         subject = Subject(
             owner=workload.Owner(key[1], key[0], resource.uid),
             request=resource.calibrate,
             spec=resource.spec,
             blocked=blocked,
-            rolled_out=all(
-                one.rolled_out
-                for one in self._owned.get(key, {}).values()
-                if one.owner == resource.uid
-            ),
+            rolled_out=all(one.rolled_out for one in owned),
+            replaces=any(one.replaces for one in owned),
             mode=self._regulator.mode(target) if target else "Auto",
             overridden=self._regulator.standing.override is not None,
             pods=list(self._pods.get(key, {}).values()),

@@ -60,7 +60,7 @@ async def serve(stage, *pods):
 
 @pytest.mark.timeout(180)
 async def test_a_pod_is_measured_and_the_policy_uses_the_curve(start_operator, stage):
-    """Through the death of the operator in the middle of it."""
+    """Through another number of pods and the death of the operator in the middle of it."""
     stage.kubelet.tune = lambda config: replace(config, time_scale=20.0)
     operator = start_operator(**IMPATIENT)
     await operator.leads()
@@ -81,6 +81,9 @@ async def test_a_pod_is_measured_and_the_policy_uses_the_curve(start_operator, s
     assert await stage.api.items("jobs", stage.namespace) == []
     pod.engine.behave(WELL)
     worker = await stage.kubelet.worker()
+    # As an autoscaler does: what is under way goes on.
+    await stage.edit(replicas=3)
+    pods = await stage.kubelet.running("chat", 3)
     operator.kill()
     operator = start_operator(**IMPATIENT)
     await operator.leads()

@@ -118,7 +118,8 @@ def test_the_first_pod_by_name_that_can_be_measured_is_taken():
         ({"pods": ()}, "NotEnoughPods", "no pod is ready"),
         ({"pods": (A, replace(B, usable=False))}, "NotEnoughPods", "lastPod: Take"),
         ({"fit": frozenset()}, "NotControllable", "SpeculationControl"),
-        ({"obstacle": ("Pinned", "policy.mode is Off")}, "Pinned", "waits: policy.mode is Off"),
+        ({"halt": ("Pinned", "policy.mode is Off")}, "Pinned", "waits: policy.mode is Off"),
+        ({"obstacle": ("NoImage", "not told")}, "NoImage", "waits: not told"),
     ],
 )
 def test_what_is_asked_for_waits_and_says_why(changes, reason, said):
@@ -209,20 +210,39 @@ def test_what_fails_is_kept_in_words(changes, said):
 
 
 OFF = ("Overridden", "the override of this installation says Off")
+SCALING = ("RollingOut", "not all pods are there, and of this spec")
 
 
-def test_what_gets_in_the_way_ends_what_is_under_way():
+def test_what_makes_it_moot_ends_what_is_under_way():
     for seen in (
-        measuring(obstacle=OFF),
-        measuring(obstacle=OFF, jobs=(), workers=(), in_flight=0),
+        measuring(halt=OFF),
+        measuring(halt=OFF, jobs=(), workers=(), in_flight=0),
     ):
         step = plan(seen).step
         assert isinstance(step, Keep)
         assert step.failure == ": ".join(OFF)
-    step = plan(measuring(obstacle=OFF, workers=(worker(0, WORDS),))).step
+    step = plan(measuring(halt=OFF, workers=(worker(0, WORDS),))).step
     assert isinstance(step, Keep)
     assert step.curve is not None
-    assert plan(measuring(obstacle=OFF, record=RECORDED)).step == Stop(job())
+    assert plan(measuring(halt=OFF, record=RECORDED)).step == Stop(job())
+
+
+def test_pods_that_come_and_go_end_nothing():
+    scaled = measuring(obstacle=SCALING, pods=(aside(A), B, replace(pod("chat-c"), usable=False)))
+    assert plan(scaled).step is None
+    assert plan(replace(scaled, pods=(aside(A), B))).step is None
+    # The last one that serves is not done without.
+    assert isinstance(plan(replace(scaled, pods=(aside(A),))).step, Keep)
+
+
+def test_no_job_is_made_while_none_could_begin():
+    drained = measuring(jobs=(), workers=(), in_flight=0, obstacle=SCALING)
+    since = {A.uid: 1000.0 - SETTLE_SECONDS - PATIENCE}
+    assert plan(replace(drained, since=since)).step is None
+    assert plan(replace(drained, since=since, obstacle=None)).step == Begin(aside(A))
+    step = plan(drained).step
+    assert isinstance(step, Keep)
+    assert step.failure == ": ".join(SCALING)
 
 
 LATE = (job(created=1000.0 - START_SECONDS),)
@@ -297,39 +317,51 @@ SPEC = {
 }
 
 
-def obstacle(spec=SPEC, record=None, **changes):
-    usual = {
-        "blocked": None,
-        "rolled_out": True,
-        "mode": "Auto",
-        "overridden": False,
-        "image": "operator:1",
-    }
+def obstacle(record=None, **changes):
+    usual = {"blocked": None, "rolled_out": True, "image": "operator:1"}
+    return calibration.obstacle(record or Record(), **{**usual, **changes})
+
+
+def halt(spec=SPEC, **changes):
+    usual = {"mode": "Auto", "overridden": False, "replaces": False}
     parsed = None if spec is None else api.SpecServeSpec.model_validate(spec)
-    return calibration.obstacle(parsed, record or Record(), **{**usual, **changes})
+    return calibration.halt(parsed, **{**usual, **changes})
 
 
 def test_nothing_is_in_the_way_of_what_is_well():
     assert obstacle() is None
-    assert obstacle(overridden=True) is None  # one that has ended
+    assert halt() is None
+    assert halt(overridden=True) is None  # one that has ended
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"blocked": Trouble("NameTaken", "Service chat")}, "NameTaken"),
-        ({"spec": None}, "SpecRejected"),
-        ({"spec": {**SPEC, "draft": {"method": "None"}}}, "NoDraft"),
         ({"record": Record(foreign=True)}, "NameTaken"),
         ({"image": ""}, "NoImage"),
-        ({"mode": "Off"}, "Pinned"),
-        ({"mode": "Observe"}, "Observing"),
-        ({"mode": "Off", "overridden": True}, "Overridden"),
         ({"rolled_out": False}, "RollingOut"),
     ],
 )
-def test_what_is_in_the_way_is_named(changes, reason):
+def test_what_none_can_begin_with_is_named(changes, reason):
     found = obstacle(**changes)
+    assert found is not None
+    assert found[0] == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"spec": None}, "SpecRejected"),
+        ({"spec": {**SPEC, "draft": {"method": "None"}}}, "NoDraft"),
+        ({"mode": "Off"}, "Pinned"),
+        ({"mode": "Observe"}, "Observing"),
+        ({"mode": "Off", "overridden": True}, "Overridden"),
+        ({"replaces": True}, "RollingOut"),
+    ],
+)
+def test_what_none_goes_on_with_is_named(changes, reason):
+    found = halt(**changes)
     assert found is not None
     assert found[0] == reason
 
@@ -428,6 +460,7 @@ class World:
     in_flight: int | None = 0
     last_pod: bool = False
     obstacle: tuple[str, str] | None = None
+    halt: tuple[str, str] | None = None
 
     def seen(self) -> Situation:
         return Situation(
@@ -436,6 +469,7 @@ class World:
             record=self.record,
             last_pod=self.last_pod,
             obstacle=self.obstacle,
+            halt=self.halt,
             fit=frozenset(self.pods),
             pods=tuple(self.pods.values()),
             since=self.since,
@@ -488,9 +522,9 @@ class AnyCourse(RuleBasedStateMachine):
     def may_take_the_last(self, allowed):
         self.world.last_pod = allowed
 
-    @rule(obstacle=st.sampled_from([None, OFF]))
-    def something_gets_in_the_way(self, obstacle):
-        self.world.obstacle = obstacle
+    @rule(obstacle=st.sampled_from([None, SCALING]), halt=st.sampled_from([None, OFF]))
+    def something_gets_in_the_way(self, obstacle, halt):
+        self.world.obstacle, self.world.halt = obstacle, halt
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 40.0]))
     def time_passes(self, seconds):

@@ -97,6 +97,7 @@ class World:
         self.notices = []
         self.gone = False
         self.mode = "Auto"
+        self.rolled_out, self.replaces = True, False
         self.calibrator = self.fresh()
 
     def fresh(self):
@@ -125,7 +126,8 @@ class World:
             request=self.request,
             spec=self.spec and api.SpecServeSpec.model_validate(self.spec),
             blocked=None,
-            rolled_out=True,
+            rolled_out=self.rolled_out,
+            replaces=self.replaces,
             mode=self.mode,
             overridden=False,
             pods=pods,
@@ -401,6 +403,24 @@ async def test_a_pin_in_the_middle_ends_it(world):
     world.workers = []
     await world.look()
     assert world.aside() == []
+
+
+async def test_an_autoscaler_in_the_middle_ends_nothing(world):
+    await world.to_the_job()
+    world.api.objects["Pod", "chat-c"] = pod_object("chat-c")
+    world.rolled_out = False
+    assert (await world.look())[:2] == ("Unknown", "Running")
+    del world.api.objects["Pod", "chat-b"]
+    assert (await world.look())[:2] == ("Unknown", "Running")
+    world.ends(0, WORDS)
+    assert (await world.look())[:2] == ("True", "Measured")
+
+
+async def test_a_rollout_in_the_middle_ends_it(world):
+    await world.to_the_job()
+    world.rolled_out, world.replaces = False, True
+    assert (await world.look())[:2] == ("False", "Failed")
+    assert "RollingOut: pods of an older spec" in world.kept["data"]["failure"]
 
 
 async def test_missing_rights_cost_the_calibration_alone(world):

@@ -331,17 +331,25 @@ def test_owner_rollout_and_kind():
         item["metadata"]["ownerReferences"] = [{"uid": "x"}, {"uid": "o", "controller": True}]
 
     one = observed.owned("Deployment", live(owned_by))
+    assert not one.replaces
     assert (one.owner, one.rolled_out, one.problem, one.uid) == ("o", True, None, "u")
     assert observed.owned("Deployment", live()).owner == ""
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"observedGeneration": 2}, {"updatedReplicas": 1}, {"replicas": 3}, {"updatedReplicas": 0}],
+    ("change", "replaces"),
+    [
+        ({"observedGeneration": 2}, False),
+        ({"replicas": 1, "updatedReplicas": 1}, False),
+        ({"updatedReplicas": 1}, True),
+        ({"replicas": 3}, True),
+        ({"updatedReplicas": 0}, True),
+    ],
 )
-def test_a_rollout_under_way(change: dict[str, int]):
+def test_a_rollout_under_way(change: dict[str, int], *, replaces: bool):
     one = observed.owned("Deployment", live(lambda item: item["status"].update(change)))
     assert not one.rolled_out
+    assert one.replaces is replaces
 
 
 @pytest.mark.parametrize(
