@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.engine.client import ranks_of, until
 
@@ -20,6 +20,16 @@ TOKENS = 400
 BEGIN_SECONDS = 30
 END_SECONDS = 90
 LEASE_SECONDS = 5
+
+
+class Stoppable(Protocol):
+    """What an engine is ended by."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    async def ended(self, seconds: float) -> int:
+        """Wait for its end; returns the exit status."""
 
 
 async def streams(engine: Engine, prompts: Sequence[str]) -> list[asyncio.Task[Answer]]:
@@ -104,11 +114,17 @@ async def silenced(server: Server, engine: Engine, prompts: Sequence[str]) -> di
 
 
 async def stopped(
-    server: Server, engine: Engine, prompts: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """End it as the kubelet does, while streams run; returns that, and its last directive."""
-    await engine.order(mode="on", steps=3)
-    directive = await engine.directive(mode="off")
+    server: Stoppable, engine: Engine, prompts: Sequence[str], holder: str
+) -> dict[str, Any]:
+    """End it as the kubelet does, while streams run; returns what became of all of that.
+
+    Args:
+        server: What is told to end.
+        engine: The engine.
+        prompts: Of the streams.
+        holder: Whose directive is sent to it meanwhile.
+    """
+    directive = await engine.directive(mode="off", holder=holder)
     tasks = await streams(engine, prompts)
     began = time.monotonic()
     server.terminate()
@@ -128,7 +144,7 @@ async def stopped(
     }
     assert found["requestsLost"] == 0, found
     assert found["orderWhileDraining"] == [503, "Draining"], found
-    return found, directive
+    return found
 
 
 async def restarted(engine: Engine, stale: dict[str, Any]) -> dict[str, Any]:

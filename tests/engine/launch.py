@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specserve import names
 from specserve.api import SpecServeSpec
@@ -43,6 +43,26 @@ class Launch:
     nonce: int
 
 
+def spec_of(pair: Path, ranks: int) -> dict[str, Any]:
+    """Return the spec of a SpecServe that serves a trained pair on a CPU.
+
+    Args:
+        pair: The folder of target and draft.
+        ranks: Tensor-parallel ranks.
+    """
+    return {
+        "model": {"source": f"path://{pair}/target", "servedName": SERVED_NAME},
+        "draft": {"method": "EAGLE", "source": f"path://{pair}/draft", "steps": [0, 1, 3]},
+        "engine": {
+            "image": "none",
+            "tensorParallel": ranks,
+            "maxRunningRequests": 16,
+            "resources": {},
+            "args": list(FLAGS),
+        },
+    }
+
+
 def rendered(environment: Environment, pair: Path, folder: Path, ranks: int) -> Launch:
     """Return what the operator renders for a trained pair.
 
@@ -52,19 +72,7 @@ def rendered(environment: Environment, pair: Path, folder: Path, ranks: int) -> 
         folder: Takes what volumes would hold.
         ranks: Tensor-parallel ranks.
     """
-    spec = SpecServeSpec.model_validate(
-        {
-            "model": {"source": f"path://{pair}/target", "servedName": SERVED_NAME},
-            "draft": {"method": "EAGLE", "source": f"path://{pair}/draft", "steps": [0, 1, 3]},
-            "engine": {
-                "image": "none",
-                "tensorParallel": ranks,
-                "maxRunningRequests": 16,
-                "resources": {},
-                "args": list(FLAGS),
-            },
-        }
-    )
+    spec = SpecServeSpec.model_validate(spec_of(pair, ranks))
     owner = Owner("tiny", "tests", POD_UID)
     [template] = [
         manifest["spec"]["template"]

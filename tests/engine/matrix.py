@@ -33,7 +33,7 @@ from specserve_engine.sglang import upstream
 from tests.bench import report
 from tests.cluster import packages as debian
 from tests.cluster.progress import Progress
-from tests.engine import commands, environment, faults, measure, secrecy, trained
+from tests.engine import commands, environment, faults, local, measure, secrecy, trained
 from tests.engine.client import connected
 from tests.engine.install import REPOSITORY
 from tests.engine.launch import rendered
@@ -135,9 +135,8 @@ class Trial:
             launch = rendered(self.environment, self.pair, Path(scratch), self.plan.ranks)
             async with self.started(launch, "start") as (server, engine):
                 stale = await self.lively(server, engine, launch)
-            if stale is not None:
-                async with self.started(launch, "start again") as (server, engine):
-                    await self.deadly(server, engine, launch, stale)
+        if self.plan.faults:
+            await self.alone(stale)
         cases = self.cases
         return {
             **self.record,
@@ -165,7 +164,7 @@ class Trial:
     async def lively(
         self, server: Server, engine: Engine, launch: Launch
     ) -> dict[str, Any] | None:
-        """Try what an engine survives, and then its orderly end; returns its last directive."""
+        """Try what an engine survives, and then kill it; returns a directive for it."""
         case, prompts, record = self.cases, self.prompts, self.record
         streams = prompts.both(STREAMS)
         with case("version and ranks"):
@@ -203,27 +202,49 @@ class Trial:
             return None
         record["faults"] = {}
         stale = None
-        with case("stop under streams"):
-            record["faults"]["sigterm"], stale = await faults.stopped(server, engine, streams)
+        with case("a scheduler is killed"):
+            stale = await engine.directive(mode="off")
+            # None of these is near its end yet when the scheduler is killed.
+            record["faults"]["schedulerKilled"] = await faults.killed(
+                server, engine, prompts.hard[:STREAMS]
+            )
         return stale
 
-    async def deadly(
-        self, server: Server, engine: Engine, launch: Launch, stale: dict[str, Any]
-    ) -> None:
-        """Try what a new process makes of old orders, the commands on it, and then kill it."""
-        # None of these is near its end yet when the scheduler is killed.
-        streams = self.prompts.hard[:STREAMS]
-        with self.cases("an order for the process before"):
-            self.record["faults"]["restarted"] = await faults.restarted(engine, stale)
-        # Nobody steers a new engine, and its window holds no rounds of others, which a calibration
-        # would have to wait out.
-        with commands.box(engine, launch) as box:
-            with self.cases("calibrate"):
-                self.record["calibrate"] = await commands.calibrate(box)
-            with self.cases("bench"):
-                self.record["bench"] = await commands.bench(box, self.prompts.easy)
-        with self.cases("a scheduler is killed"):
-            self.record["faults"]["schedulerKilled"] = await faults.killed(server, engine, streams)
+    async def alone(self, stale: dict[str, Any] | None) -> None:
+        """Try the commands of a box without a cluster, on an engine that one of them starts.
+
+        Args:
+            stale: A directive for the process before.
+        """
+        case, record, prompts = self.cases, self.record, self.prompts
+        record["local"] = {}
+        log = OUT / f"{self.plan.name}.local.log"
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            local.home(self.environment, self.pair, self.plan.ranks, Path(scratch), log) as home,
+        ):
+            async with connected(home.address) as engine:
+                with case("local: start"):
+                    record["local"]["start"] = await local.started(home, engine, prompts.easy[0])
+                with case("an order for the process before"):
+                    assert stale is not None
+                    here = {"podUID": (await engine.read())["podUID"]}
+                    record["faults"]["restarted"] = await faults.restarted(engine, stale | here)
+                # Nobody steers a new engine, and its window holds no rounds of others, which a
+                # calibration would have to wait out.
+                with commands.box(engine, home.launch) as box:
+                    with case("calibrate"):
+                        record["calibrate"] = await commands.calibrate(box)
+                    with case("bench"):
+                        record["bench"] = await commands.bench(box, prompts.easy)
+                with case("local: steer"):
+                    record["local"]["steer"] = await local.steered(
+                        home, engine, prompts.hard[:STREAMS]
+                    )
+                with case("local: stop under streams"):
+                    record["local"]["stop"] = await local.ended(
+                        home, engine, prompts.hard[:STREAMS]
+                    )
 
 
 async def refusal(cases: Cases) -> None:
