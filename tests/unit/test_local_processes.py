@@ -181,8 +181,10 @@ async def test_where_nobody_could_wait_for_it_no_process_is_left(tmp_path, monke
 
 async def test_children_go_with_their_parent_however_that_ends(tmp_path):
     for ends in ("stop", "crash"):
-        async with kept(tmp_path, launch(FAMILY)) as w:
-            log = tmp_path / "chat-0.log"
+        folder = tmp_path / ends
+        folder.mkdir()
+        async with kept(folder, launch(FAMILY)) as w:
+            log = folder / "chat-0.log"
             await w.until(lambda log=log: log.exists() and log.read_text().strip())
             child = int(log.read_text())
             assert alive(child)

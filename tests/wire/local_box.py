@@ -67,9 +67,10 @@ class Engine:
     admin: str
     process: asyncio.subprocess.Process
     http: aiohttp.ClientSession
+    token: str = TOKEN
 
     async def read(self) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {TOKEN}"}
+        headers = {"Authorization": f"Bearer {self.token}"}
         async with self.http.get(f"{self.admin}/v1/speculation", headers=headers) as answer:
             assert answer.status == 200, await answer.text()
             return await answer.json()
@@ -116,8 +117,10 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def engine(folder: Path, uid: str = "local", **fixed: Any) -> AsyncIterator[Engine]:
-    """Run an engine; the block begins when it serves."""
+async def engine(
+    folder: Path, uid: str = "local", words: tuple[str, ...] = (), **fixed: Any
+) -> AsyncIterator[Engine]:
+    """Run an engine with more options; the block begins when it serves."""
     credentials = folder / "credentials"
     credentials.mkdir(exist_ok=True)
     (credentials / "plugin-token").write_text(TOKEN)
@@ -125,7 +128,7 @@ async def engine(folder: Path, uid: str = "local", **fixed: Any) -> AsyncIterato
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SIMULATOR, f"--port={port}"),
         *("--speculative-algorithm=EAGLE3", "--max-running-requests=256"),
-        *("--served-model-name=chat", "--enable-metrics"),
+        *("--served-model-name=chat", "--enable-metrics", *words),
         env=os.environ
         | {
             "SPECSERVE_POD_UID": uid,

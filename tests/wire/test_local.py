@@ -151,14 +151,58 @@ async def test_an_engine_that_comes_back_as_another_process_and_identity_is_take
             assert await box.end() == 0
 
 
-async def test_a_token_that_does_not_fit_is_said(one, tmp_path):
+async def test_a_token_that_does_not_fit_ends_it_before_anything_is_begun(one, tmp_path):
     async with local(tmp_path, manifest(), *at(one), "--token-file", "/dev/null") as box:
         assert await box.ended() == 2
     assert any("--token-file: /dev/null" in line for line in box.lines)
     wrong = tmp_path / "wrong"
     wrong.write_text("sesame")
     async with local(tmp_path, manifest(), *at(one), "--token-file", str(wrong)) as box:
-        await box.line("box-0 warning: Unauthorized")
+        assert await box.ended() == 3
+    assert f"{one.admin} refuses the plugin token" in box.lines[-1]
+    assert "--token-file" in box.lines[-1]
+
+
+async def test_a_key_that_does_not_fit_ends_it_before_anything_is_begun(tmp_path):
+    key = tmp_path / "key"
+    async with engine(tmp_path, words=("--api-key=sesame",)) as one:
+        async with local(tmp_path, manifest(), *at(one)) as box:
+            assert await box.ended() == 3
+        assert f"{one.url} wants an API key" in box.lines[-1]
+        key.write_text("simsalabim")
+        async with local(tmp_path, manifest(), *at(one), "--api-key-file", str(key)) as box:
+            assert await box.ended() == 3
+        assert f"{one.url} refuses the API key" in box.lines[-1]
+        key.write_text("sesame")
+        async with local(tmp_path, manifest(), *at(one), "--api-key-file", str(key)) as box:
+            await one.until(is_on)
+            assert await box.end() == 0
+
+
+async def test_a_token_that_is_renewed_is_sent_from_then_on(one, tmp_path):
+    mine, theirs = tmp_path / "token", tmp_path / "credentials" / "plugin-token"
+    async with local(tmp_path, manifest(), *at(one)) as box:
+        await one.until(is_on)
+        # First in the file of the command: the engine still wants the one before.
+        mine.write_text("another")
+        await box.line(f"note: {mine}: a new token, sent from now on")
+        await one.show(30)
+        await one.until(is_off)
+        theirs.write_text("another")
+        one.token = "another"
+        await one.show(2)
+        await one.until(is_on)
+        # Then first in the engine's.
+        theirs.write_text("a third")
+        one.token = "a third"
+        await box.line("box-0 warning: Unauthorized", "--token-file is read again")
+        mine.write_text("")
+        await box.line(f"warning: --token-file: {mine}: not one line", "the one before is sent")
+        mine.write_text("a third")
+        await box.line(f"note: {mine}: a new token, sent from now on")
+        await box.line("box-0 well: it answers and takes orders")
+        await one.show(30)
+        await one.until(is_off)
         assert await box.end() == 0
 
 

@@ -162,6 +162,20 @@ async def test_an_engine_is_started_steered_and_ended(tmp_path):
     assert any("box-0 note: ended" in line for line in box.lines)
 
 
+async def test_a_renewed_token_is_handed_to_the_engine(tmp_path):
+    async with running(tmp_path, cr()) as (box, engine):
+        await engine_ready(box, engine)
+        credentials = tmp_path / "state" / "engine" / "credentials"
+        (tmp_path / "token").write_text("another")
+        await box.line("a new token, sent from now on")
+        kept = {file.name: file.read_text() for file in credentials.iterdir()}
+        assert (kept["plugin-token"], kept["plugin-token-previous"]) == ("another", TOKEN)
+        engine.token = "another"
+        await engine.show(30)
+        await engine.until(lambda state: state["mode"] == "off")
+        assert await box.end() == 0
+
+
 async def test_an_engine_that_crashes_is_started_again_and_why_is_said(tmp_path):
     async with running(tmp_path, cr()) as (box, engine):
         await engine_ready(box, engine)

@@ -19,7 +19,9 @@ render, watched by its probes, and started again when they end; --print shows th
 Orders hold for policy.leaseSeconds and are renewed. Ended by Ctrl-C or SIGTERM, given engines are
 put into the fallback of their last order at once, and started ones are ended (unless --keep). If
 this process is killed, the engines run on and go there by themselves when the lease is over. What
-was learnt is kept in the state folder and used by the next run."""
+was learnt is kept in the state folder and used by the next run.
+
+Edits of the policy, and new contents of --token-file and --api-key-file, hold within a second."""
 
 EPILOG = """\
 examples:
@@ -37,7 +39,8 @@ examples:
 
 exit status: 0 ended as asked, and all engines are in their fallback or have ended; 1 ended as
 asked, but an engine did not take its fallback (it goes there when its lease is over) or had to be
-ended by force; 2 nothing was begun: standard error says what to change."""
+ended by force; 2 nothing was begun: standard error says what to change; 3 nothing was begun: an
+engine refuses the API key or the plugin token."""
 
 
 def add_parser(commands: Any) -> None:

@@ -8,15 +8,15 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from specserve import api
 from specserve.bench.command import fail, interruptible
-from specserve.bench.connection import BadOption
+from specserve.bench.connection import BadOption, Refused
 from specserve.engine import EngineClient
-from specserve.local import news, session, start, state
-from specserve.local.edits import follow
+from specserve.local import credentials, edits, news, session, start, state
 from specserve.local.news import News
 from specserve.local.plan import Plan, began, plan
 from specserve.local.processes import Keeper, Records
@@ -39,7 +39,7 @@ def conduct(options: argparse.Namespace) -> int:
             if planned.launches:
                 start.runnable(planned.launches)
             return interruptible(_steer(options, planned, held))
-    except (BadOption, UnusableSpec, state.StateLocked) as error:
+    except (BadOption, Refused, UnusableSpec, state.StateLocked) as error:
         return fail(error)
     except asyncio.CancelledError:
         return 0  # ended before anything was begun
@@ -58,6 +58,11 @@ async def _steer(options: argparse.Namespace, planned: Plan, held: State) -> int
         for said in filter(None, (*planned.notes, kept.trouble)):
             board.say("warning" if said is kept.trouble else "note", "", said)
         client = await stack.enter_async_context(EngineClient(session.METRICS))
+        renew = None
+        if planned.launches:
+            renew = partial(start.renew, kept.folder)
+        else:
+            await credentials.fit(client, planned.places, wish)
         loads = await stack.enter_async_context(_loads(wish.spec.policy))
         work = Session(client, planned.places, kept, wish, board, loads=loads, wall=time.time)
         folder, records = kept.folder / start.FOLDER, Records(kept.folder)
@@ -75,8 +80,11 @@ async def _steer(options: argparse.Namespace, planned: Plan, held: State) -> int
             seen = stack.enter_context(View(lambda: _title(options, work), work.rows))
             board.tell = seen.tell
         try:
-            edits = follow(options.file, planned.asked, work)
-            await work.run(edits, *(keeper.run() for keeper in keepers))
+            followed = (
+                edits.follow(options.file, planned.asked, work),
+                credentials.follow(options, work, renew),
+            )
+            await work.run(*followed, *(keeper.run() for keeper in keepers))
         except asyncio.CancelledError:
             board.say("note", "", _ending(options))
         finally:

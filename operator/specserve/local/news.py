@@ -125,13 +125,14 @@ class Handler(logging.Handler):
 
 def _trouble(engine: Engine) -> tuple[str, str]:
     """What is wrong with an engine: a code and a line, both empty if nothing is."""
-    for error, what in (
-        (engine.control_error, "its mode is left as it is"),
-        (engine.sample_error, "its load is not known: onSignalLoss decides"),
+    for error, what, option in (
+        (engine.control_error, "its mode is left as it is", "--token-file"),
+        (engine.sample_error, "its load is not known: onSignalLoss decides", "--api-key-file"),
     ):
         if error is not None:
             code, said = error
-            return code, f"{code}: {said or 'no new reading'}; {what}"
+            mend = f"; {option} is read again when it changes" if code == "Unauthorized" else ""
+            return code, f"{code}: {said or 'no new reading'}; {what}{mend}"
     if engine.controllable is False:
         why = engine.control_reason or "the engine does not say why"
         return "NotControllable", f"it cannot be switched live: {why}"

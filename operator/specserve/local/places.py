@@ -33,6 +33,10 @@ class Place:
     serving: str
     admin: str
 
+    def endpoint(self, tokens: tuple[str, ...], api_key: str | None) -> "Elsewhere":
+        """How to call the engine."""
+        return Elsewhere(self.name, tokens, api_key, serving=self.serving, admin=self.admin)
+
     def pod(self, key: Key) -> Pod:
         """The pod that an engine which is always there is to the loop.
 

@@ -151,6 +151,16 @@ class Session:
         if policy != before.spec.policy:
             self.board.say("note", "", "the policy has changed; it holds from now on")
 
+    @property
+    def wish(self) -> Wish:
+        """What is done now."""
+        return self._wish
+
+    def adopt_keys(self, tokens: tuple[str, ...], api_key: str | None) -> None:
+        """Send other tokens, the new one first, and another key from now on."""
+        self._wish = replace(self._wish, tokens=tokens, api_key=api_key)
+        self.target = self._configure()
+
     def rows(self) -> list[Row]:
         """What each engine does now."""
         now = self.state.clock()

@@ -83,6 +83,23 @@ def prepared(
     return tuple(replace(one, files=digest) for one in made), credentials[names.KEY_PLUGIN_TOKEN]
 
 
+def renew(folder: Path, token: str) -> None:
+    """Give engines that were started another token; they take the one before, too.
+
+    Args:
+        folder: Of the state; it must be held.
+        token: The new one.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    place = _files(folder).credentials
+    # The one before comes last in it, and is written first: it is valid all the time.
+    for name, text in reversed(_credentials(place, token).items()):
+        if _text(place / name) != text:
+            write_whole(place / name, text)
+
+
 def runnable(made: tuple[Launch, ...]) -> None:
     """Refuse a command that is not there before anything is started.
 
