@@ -46,7 +46,9 @@ class Record:
         failure: Why the last calibration failed, empty if it did not.
         compared: How far the curve is from the one before it, in words; empty if there was none.
         foreign: Whether an object of somebody else has the name.
-        kept: Whether the cluster has taken it; else it is known here alone.
+        kept: Whether it is what the cluster holds; else it is known here alone.
+        refused: Why the cluster does not take what came of the last one, empty if it does; the
+            curve is the one before it then.
         owner: Uid of the SpecServe that it is of, None if there is no object.
     """
 
@@ -56,6 +58,7 @@ class Record:
     compared: str = ""
     foreign: bool = False
     kept: bool = True
+    refused: str = ""
     owner: str | None = None
 
 
@@ -460,12 +463,19 @@ def condition(record: Record, found: Found | None) -> Condition:
         found: How the curve fits what runs, None if there is none.
     """
     kept = "" if found is None else f"; of the curve before: {found.message}"
+    unwritten = f"; it cannot be kept, and is tried again: {record.refused}"
+    if not record.refused:
+        unwritten = ""
     if record.failure:
         return Condition(
             "Calibrated",
             "False",
             conditions.FAILED,
-            f"the calibration failed: {record.failure}{kept}",
+            f"the calibration failed: {record.failure}{unwritten}{kept}",
+        )
+    if unwritten:
+        return Condition(
+            "Calibrated", "False", conditions.NOT_KEPT, f"a curve was measured{unwritten}{kept}"
         )
     if found is None:
         return _unknown(

@@ -22,6 +22,8 @@ FORBIDDEN_RECHECK = 10.0
 #: Seconds for which what is kept is taken as read: nobody but the operator writes it, and whoever
 #: deletes it waits for so long.
 RECORD_TTL = 300.0
+#: Seconds until what the cluster did not take, or did not tell, is tried again.
+UNKEPT_RECHECK = 60.0
 #: How the API server refuses an object: malformed, forbidden (rights, quota), invalid; a webhook
 #: may use any of them.
 _NOT_TAKEN = frozenset({400, 403, 422})
@@ -103,19 +105,31 @@ class Calibrator:
         self._clock = clock
         self._wall = wall
         self._records: dict[Key, tuple[float, Record]] = {}
+        #: What calibrations came to that the cluster has not taken.
+        self._owed: dict[Key, Record] = {}
 
     def forget(self, key: Key) -> None:
         """Let go of a SpecServe."""
         self._records.pop(key, None)
+        self._owed.pop(key, None)
 
-    async def curve(self, key: Key) -> ConfigMapText | None:
+    def doubt(self, key: Key) -> None:
+        """Have what is kept read anew, as something else is asked for."""
+        if key not in self._owed:
+            self._records.pop(key, None)
+
+    async def curve(self, key: Key, uid: str) -> ConfigMapText | None:
         """The curve that was measured of a SpecServe, None if there is none.
+
+        Args:
+            key: The SpecServe.
+            uid: Its uid: what is kept of a namesake that was deleted is none of its.
 
         Raises:
             KubeError: It could not be read.
         """
         record = await self._record(key)
-        if record.curve is None:
+        if record.curve is None or record.owner != uid:
             return None
         return ConfigMapText(names.curve_config_map(key[1]), record.curve)
 
@@ -150,8 +164,8 @@ class Calibrator:
     ) -> tuple[Condition, float | None]:
         aside = [pod for pod in subject.pods if pod.aside is not None]
         record = Record()
-        if subject.request or aside or self._weighs(subject):
-            record = await self._record_for(subject, aside)
+        if subject.request or aside or self._weighs(subject) or subject.key in self._owed:
+            record = await self._record_for(subject, aside, confirm)
         situation = await self._situation(subject, record, aside)
         plan = calibration.plan(situation)
         if plan.step is not None:
@@ -159,6 +173,9 @@ class Calibrator:
             record = self._known(subject.key) or record
         again = plan.again
         if again is None and not record.kept:
+            again = UNKEPT_RECHECK
+        elif again is None and subject.request:
+            # Nobody tells that what is kept was deleted: then it is asked for anew.
             again = RECORD_TTL
         return plan.state or self._condition(subject, record, seen), again
 
@@ -185,7 +202,7 @@ class Calibrator:
 
     async def _record(self, key: Key) -> Record:
         read = self._records.get(key)
-        if read is not None and self._clock() - read[0] < RECORD_TTL:
+        if read is not None and (key in self._owed or self._clock() - read[0] < _ttl(read[1])):
             return read[1]
         record = await self._read(key)
         self._records[key] = self._clock(), record
@@ -195,7 +212,13 @@ class Calibrator:
         name = names.curve_config_map(key[1])
         return _record_of(await self._cluster.get("ConfigMap", key[0], name))
 
-    async def _record_for(self, subject: Subject, aside: Sequence[Pod]) -> Record:
+    async def _record_for(
+        self,
+        subject: Subject,
+        aside: Sequence[Pod],
+        confirm: Callable[[], Awaitable[None]],
+    ) -> Record:
+        await self._pay(subject, confirm)
         try:
             record = await self._record(subject.key)
         except KubeRefused as error:
@@ -281,7 +304,7 @@ class Calibrator:
         if isinstance(step, TakeAside):
             await confirm()
             # Before a pod is taken: who cannot keep what comes of it had better not begin.
-            if not await self._write(subject, situation.record):
+            if not await self._write(subject, self._owed.get(subject.key, situation.record)):
                 return
             await self._mark(namespace, step.pod, names.ASIDE, subject.request)
             self._say(subject, "PodTakenAside", f"{step.pod.name} is out of its Service")
@@ -357,7 +380,25 @@ class Calibrator:
             fits = found is not None and found.curve is not None
             compared = calibration.compared(step.curve, before.curve if fits else None)
             curve = _at(step.curve, situation).to_json()
-        record = Record(subject.request, curve, failure, compared)
+        record = Record(subject.request, curve, failure, compared, owner=subject.owner.uid)
+        await self._settle(subject, record, before)
+
+    async def _pay(self, subject: Subject, confirm: Callable[[], Awaitable[None]]) -> None:
+        """Try again to write what a calibration came to, if the cluster has not taken it."""
+        owed, read = self._owed.get(subject.key), self._records.get(subject.key)
+        if owed is None or read is None:
+            return
+        if owed.owner != subject.owner.uid:
+            self.forget(subject.key)
+        elif self._clock() - read[0] >= UNKEPT_RECHECK:
+            await confirm()
+            await self._settle(subject, owed, read[1])
+
+    async def _settle(self, subject: Subject, record: Record, before: Record) -> None:
+        """Write what a calibration came to; what is not taken is owed, and the pod returns.
+
+        Here it is owed for as long as this process leads; a later one finds it in the Job's pod.
+        """
         try:
             if await self._write(subject, record):
                 return
@@ -366,11 +407,13 @@ class Calibrator:
             if error.status == 404:
                 raise
             refused = error.message
-        # The pod returns all the same. The Job is kept for longer than this is believed, so that
-        # what it came to is written as soon as it can be.
-        words = f"{failure or 'a curve was measured'}; it cannot be kept: {refused}"
-        unkept = replace(before, request=subject.request, failure=words, kept=False)
-        self._records[subject.key] = self._clock(), unkept
+        self._owed[subject.key] = record
+        self._records[subject.key] = (
+            self._clock(),
+            replace(
+                record, curve=before.curve, compared=before.compared, kept=False, refused=refused
+            ),
+        )
 
     async def _write(self, subject: Subject, record: Record) -> bool:
         """Write what is kept; False if an object of somebody else has the name meanwhile."""
@@ -389,10 +432,15 @@ class Calibrator:
         )
         written = _record_of(await self._cluster.apply(manifest))
         self._records[subject.key] = self._clock(), written
+        self._owed.pop(subject.key, None)
         return True
 
     def _say(self, subject: Subject, reason: str, message: str) -> None:
         self._notice(Notice(subject.key, "Normal", reason, message))
+
+
+def _ttl(record: Record) -> float:
+    return RECORD_TTL if record.kept else UNKEPT_RECHECK
 
 
 def _at(curve: Curve, situation: Situation) -> Curve:

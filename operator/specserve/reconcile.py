@@ -267,6 +267,8 @@ class Reconciler:
                 self._queue.add(key, GATHER)
                 return
             new.status = known.status or new.status
+            if known.calibrate != new.calibrate:
+                self._calibrator.doubt(key)
         self._resources[key] = new
         if new.leaving:
             self._regulator.release(key)
@@ -459,7 +461,7 @@ class Reconciler:
         access = await self._access(resource.key[0], spec)
         missing = "; ".join(filter(None, (missing, access.missing)))
         credentials = await self._ensure_credentials(resource, owner, api_key)
-        found = await self._curve(resource.key, spec)
+        found = await self._curve(resource, spec)
         target = self._targets[resource.key] = target_of(
             resource.key,
             spec,
@@ -729,15 +731,16 @@ class Reconciler:
 
     # -- curves -----------------------------------------------------------------------------
 
-    async def _curve(self, key: Key, spec: api.SpecServeSpec) -> curves.Found | None:
+    async def _curve(self, resource: _Resource, spec: api.SpecServeSpec) -> curves.Found | None:
         """The curve known beforehand, None if the policy uses none."""
+        key = resource.key
         if spec.policy.strategy != "BreakEven":
             self._found.pop(key, None)
             return None
         name = spec.policy.break_even.curve_config_map
         text = None if name is None else await self._config_map(key, name)
         try:
-            own = await self._calibrator.curve(key)
+            own = await self._calibrator.curve(key, resource.uid)
         except KubeError as error:
             # One that nobody named is done without until it can be read.
             log.warning("%s/%s: the calibrated curve was not read: %s", *key, error)

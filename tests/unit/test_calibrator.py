@@ -10,7 +10,13 @@ import pytest
 
 from specserve import api, curves, moments, names, workload
 from specserve.calibration import START_SECONDS
-from specserve.calibrator import FORBIDDEN_RECHECK, RECORD_TTL, Calibrator, Subject
+from specserve.calibrator import (
+    FORBIDDEN_RECHECK,
+    RECORD_TTL,
+    UNKEPT_RECHECK,
+    Calibrator,
+    Subject,
+)
 from specserve.kube import KubeRefused, KubeUnreachable
 from specserve.observed import Worker
 from specserve.observed import pod as observed_pod
@@ -19,6 +25,7 @@ from specserve.status import Engine
 from tests.unit.test_calibration import SPEC, WORDS, curve
 
 OWNER = workload.Owner("chat", "team", "u-1")
+KEY = ("team", "chat")
 WALL = 1_900_000_000.0
 SEEN = curves.Seen(sglang=frozenset({"0.5.23"}))
 
@@ -96,6 +103,7 @@ class World:
         self.reading = Reading(None, 0, 0, None, None, 1)
         self.notices = []
         self.gone = False
+        self.uid = OWNER.uid
         self.mode = "Auto"
         self.rolled_out, self.replaces = True, False
         self.calibrator = self.fresh()
@@ -122,7 +130,7 @@ class World:
     def subject(self):
         pods = [observed_pod(o) for (kind, _), o in self.api.objects.items() if kind == "Pod"]
         return Subject(
-            owner=OWNER,
+            owner=replace(OWNER, uid=self.uid),
             request=self.request,
             spec=self.spec and api.SpecServeSpec.model_validate(self.spec),
             blocked=None,
@@ -204,9 +212,9 @@ async def test_the_whole_course_with_another_operator_at_each_step(world):
     assert world.aside() == []
     annotations = world.api.objects["Pod", "chat-a"]["metadata"]["annotations"]
     assert annotations == {names.ANNOTATION_CALIBRATED: "r1"}
-    assert (await world.look()) == ("True", "Measured", None)
+    assert (await world.look()) == ("True", "Measured", RECORD_TTL)
     assert [one.reason for one in world.notices] == ["PodTakenAside", "PodPutBack"]
-    found = await world.calibrator.curve(("team", "chat"))
+    found = await world.calibrator.curve(KEY, OWNER.uid)
     assert found is not None
     assert found.name == "chat-curve"
 
@@ -299,27 +307,88 @@ async def test_no_pod_is_taken_for_what_could_not_be_kept(world, status):
     await world.to_the_job()
 
 
-@pytest.mark.parametrize("status", [400, 403, 422, 500])
-async def test_a_pod_returns_though_nothing_can_be_kept(world, status):
+async def measured_and_not_kept(world, status=403):
     await world.to_the_job()
     world.ends(0, WORDS)
     refused = KubeRefused(status, "No", "denied by policy")
     world.api.refusals["apply", "ConfigMap"] = refused
-    assert (await world.look())[:2] == ("False", "Failed")
+    assert (await world.look())[:2] == ("False", "NotKept")
     assert world.aside() == ["chat-a"]
     await world.look()
     assert world.aside() == []
-    said, _ = await world.calibrator.look(world.subject(), SEEN, world.confirm)
-    assert "a curve was measured; it cannot be kept: denied by policy" in said.message
-    # It is tried again while there is something to keep, and no pod is taken for it.
-    assert await world.look() == ("False", "Failed", RECORD_TTL)
-    world.now += RECORD_TTL
-    assert (await world.look())[:2] == ("False", "Failed")
+
+
+@pytest.mark.parametrize("status", [400, 403, 422, 500])
+async def test_a_pod_returns_though_nothing_can_be_kept(world, status):
+    await measured_and_not_kept(world, status)
+    said, again = await world.calibrator.look(world.subject(), SEEN, world.confirm)
+    assert (said.reason, again) == ("NotKept", UNKEPT_RECHECK)
+    assert said.message == (
+        "a curve was measured; it cannot be kept, and is tried again: denied by policy"
+    )
+
+
+async def test_only_the_write_is_tried_again_also_when_the_job_is_gone(world):
+    await measured_and_not_kept(world)
+    del world.api.objects["Job", world.job["metadata"]["name"]]
+    world.workers = []
+    for _ in range(90):
+        world.now += UNKEPT_RECHECK
+        assert await world.calibrator.curve(KEY, OWNER.uid) is None
+        assert await world.look() == ("False", "NotKept", UNKEPT_RECHECK)
+        assert await world.look() == ("False", "NotKept", UNKEPT_RECHECK)
+    assert world.api.calls["apply", "ConfigMap"] == 2 + 90
+    assert (world.aside(), world.job) == ([], None)
+    del world.api.refusals["apply", "ConfigMap"]
+    world.now += UNKEPT_RECHECK
+    assert (await world.look())[:2] == ("True", "Measured")
+    assert '"host": "chat-a"' in world.kept["data"]["curve.json"]
+    assert await world.calibrator.curve(KEY, OWNER.uid) is not None
+
+
+async def test_a_later_operator_finds_in_the_job_what_was_not_kept(world):
+    await measured_and_not_kept(world)
+    world.calibrator = world.fresh()
+    assert (await world.look())[:2] == ("False", "NotKept")
+    del world.api.refusals["apply", "ConfigMap"]
+    world.calibrator = world.fresh()
+    assert (await world.look())[:2] == ("True", "Measured")
+    assert world.aside() == []
+
+
+async def test_what_was_not_kept_is_written_before_the_next_one_begins(world):
+    await measured_and_not_kept(world)
+    world.request = "r2"
+    world.calibrator.doubt(KEY)
+    assert (await world.look())[:2] == ("Unknown", "Forbidden")
     assert world.aside() == []
     del world.api.refusals["apply", "ConfigMap"]
-    world.now += RECORD_TTL
-    assert (await world.look())[:2] == ("True", "Measured")
-    assert (await world.look()) == ("True", "Measured", None)
+    assert (await world.look())[:2] == ("Unknown", "Draining")
+    assert world.kept["metadata"]["annotations"][names.ANNOTATION_CALIBRATED] == "r1"
+    assert await world.calibrator.curve(KEY, OWNER.uid) is not None
+
+
+async def test_what_was_not_kept_of_one_that_was_deleted_is_not_written_for_its_namesake(world):
+    await measured_and_not_kept(world)
+    del world.api.refusals["apply", "ConfigMap"]
+    world.request = ""
+    world.uid = "u-2"
+    world.now += UNKEPT_RECHECK
+    writes = world.api.calls["apply", "ConfigMap"]
+    assert (await world.look())[:2] == ("Unknown", "NotAskedFor")
+    assert world.api.calls["apply", "ConfigMap"] == writes
+    assert await world.calibrator.curve(KEY, "u-2") is None
+
+
+async def test_nothing_is_written_for_one_that_is_gone(world):
+    await measured_and_not_kept(world)
+    world.now += UNKEPT_RECHECK
+    world.gone = True
+    with pytest.raises(KubeRefused):
+        await world.look()
+    world.calibrator.forget(KEY)
+    world.request = ""
+    assert await world.look() == ("Unknown", "NotAskedFor", None)
 
 
 async def test_nothing_is_measured_again_while_nothing_can_be_kept(world):
@@ -344,7 +413,7 @@ async def test_an_object_of_somebody_else_is_not_taken_over(world):
     }
     await world.api.apply(theirs)
     assert (await world.look())[:2] == ("False", "NameTaken")
-    assert await world.calibrator.curve(("team", "chat")) is None
+    assert await world.calibrator.curve(KEY, OWNER.uid) is None
 
 
 THEIRS = {"kind": "ConfigMap", "metadata": {"name": "chat-curve"}, "data": {"theirs": "1"}}
@@ -354,7 +423,7 @@ async def test_one_that_is_made_by_somebody_else_meanwhile_is_left_alone(world):
     await world.to_the_job()
     await world.api.apply(THEIRS)
     world.ends(0, WORDS)
-    assert (await world.look())[:2] == ("False", "Failed")
+    assert (await world.look())[:2] == ("False", "NotKept")
     assert world.kept["data"] == {"theirs": "1"}
     await world.look()
     assert world.aside() == []
@@ -374,9 +443,60 @@ async def test_no_pod_is_taken_when_the_name_is_taken_unseen(world):
 async def test_what_is_kept_of_one_that_was_deleted_does_not_count(world):
     before = workload.Owner("chat", "team", "u-0")
     await world.api.apply(workload.curve_config_map(before, "r1", {curves.KEY: WORDS}))
+    assert await world.calibrator.curve(KEY, OWNER.uid) is None
     assert (await world.look())[:2] == ("Unknown", "Draining")
     assert not world.kept["data"]
     assert world.kept["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+
+
+async def test_the_curve_of_one_that_was_deleted_is_none_of_its_namesake(world):
+    await world.to_the_job()
+    world.ends(0, WORDS)
+    await world.look()
+    assert await world.calibrator.curve(KEY, OWNER.uid) is not None
+    # At once, and as long as its ConfigMap has not been collected.
+    for _ in range(2):
+        assert await world.calibrator.curve(KEY, "u-2") is None
+        world.calibrator.forget(KEY)
+
+
+async def test_a_request_that_is_made_anew_is_taken_up_though_nobody_tells(world):
+    await world.to_the_job()
+    world.ends(0, WORDS)
+    await world.look()
+    await world.look()
+    assert await world.look() == ("True", "Measured", RECORD_TTL)
+    # As if all of it had never been.
+    del world.api.objects["ConfigMap", "chat-curve"]
+    del world.api.objects["Job", world.job["metadata"]["name"]]
+    world.workers = []
+    assert await world.look() == ("True", "Measured", RECORD_TTL)
+    world.now += RECORD_TTL
+    assert (await world.look())[:2] == ("Unknown", "Draining")
+
+
+async def test_what_is_kept_is_read_anew_for_another_request(world):
+    await world.to_the_job()
+    world.ends(0, WORDS)
+    await world.look()
+    await world.look()
+    del world.api.objects["ConfigMap", "chat-curve"]
+    del world.api.objects["Job", world.job["metadata"]["name"]]
+    world.workers = []
+    world.request = ""
+    world.calibrator.doubt(KEY)
+    assert (await world.look())[:2] == ("Unknown", "NotAskedFor")
+    world.request = "r1"
+    world.calibrator.doubt(KEY)
+    assert (await world.look())[:2] == ("Unknown", "Draining")
+
+
+async def test_a_name_that_was_taken_is_looked_at_again(world):
+    await world.api.apply(THEIRS)
+    assert await world.look() == ("False", "NameTaken", RECORD_TTL)
+    del world.api.objects["ConfigMap", "chat-curve"]
+    world.now += RECORD_TTL
+    assert (await world.look())[:2] == ("Unknown", "Draining")
 
 
 async def test_a_pod_returns_though_what_is_kept_cannot_be_read(world):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve import conditions, curves, names, observed
+from specserve import conditions, curves, names, observed, workload
 from specserve.kube import KubeRefused
 from specserve.reconcile import Reconciler
 from specserve.status import Engine
@@ -305,6 +305,44 @@ async def test_a_curve_in_a_configmap_is_read_again_in_time(world):
     await world.loop.reconcile(KEY)
     assert known(world)[:2] == ("False", "Stale")
     assert world.steering.targets[KEY].curve is None
+
+
+def keep(world: World, uid: str, request: str = "1") -> None:
+    owner = workload.Owner("chat", "team", uid)
+    world.cluster.objects["ConfigMap", "chat-curve"] = workload.curve_config_map(
+        owner, request, {curves.KEY: TEXT}
+    )
+
+
+async def test_what_was_measured_of_a_namesake_is_not_used(world):
+    keep(world, "u0")
+    weighing(world)
+    await world.loop.reconcile(KEY)
+    assert known(world)[:2] == ("False", "NoCurve")
+    again = World()
+    keep(again, "u1")
+    weighing(again)
+    await again.loop.reconcile(KEY)
+    assert known(again)[:2] == ("True", "Calibrated")
+
+
+def ask(world: World, request: str) -> None:
+    item = world.cluster.objects[names.KIND, "chat"]
+    item["metadata"]["annotations"] = {names.ANNOTATION_CALIBRATE: request} if request else {}
+    world.loop.take_resource(item)
+
+
+async def test_another_request_has_what_is_kept_read_anew(world):
+    keep(world, "u1")
+    weighing(world)
+    ask(world, "1")
+    await world.loop.reconcile(KEY)
+    assert known(world, "Calibrated")[:2] == ("True", "Measured")
+    del world.cluster.objects["ConfigMap", "chat-curve"]
+    ask(world, "")
+    ask(world, "1")
+    await world.loop.reconcile(KEY)
+    assert known(world, "Calibrated")[1] != "Measured"
 
 
 async def test_an_event_is_told_also_if_the_watch_is_faster_than_the_answer(world):
