@@ -2,14 +2,15 @@
 
     asked for → a pod is taken aside → its requests end → a Job measures it → kept → back
 
-Nothing is remembered between two looks: what was asked for stands on the SpecServe, which pod is
-aside and since when on the pod, what is under way in the Job, and what was dealt with in the
-ConfigMap of the curve. So it goes on wherever it was left, and whatever ends it (success, failure,
-a request that is taken back, a Job or pod that vanishes) ends with every pod back in its Service.
+Nothing is remembered between two looks but for how long something has been so: what was asked for
+stands on the SpecServe, which pod is aside on the pod, what is under way in the Job, and what was
+dealt with in the ConfigMap of the curve. So it goes on wherever it was left, and whatever ends it
+(success, failure, a request that is taken back, a Job or pod that vanishes) ends with every pod
+back in its Service.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from specserve import api, conditions
@@ -25,7 +26,7 @@ SETTLE_SECONDS: Final = 5.0
 #: runs, whose pod is watched.
 LOOK: Final = 1.0
 LOOK_AT_JOB: Final = 5.0
-#: Seconds from the making of a Job within which its container runs. What keeps it from that
+#: Seconds from the first sight of a Job within which its container runs. What keeps it from that
 #: longer (an image, a quota, a full cluster) must not keep the pod from its clients.
 START_SECONDS: Final = 120.0
 #: Characters of a failure that are kept.
@@ -73,7 +74,6 @@ class Job:
         pod_uid: Uid of the engine pod.
         ended: Whether it is complete or has failed.
         failure: Why it failed, empty if it did not.
-        created: When it was made, None if that is not known.
     """
 
     name: str
@@ -82,12 +82,14 @@ class Job:
     pod_uid: str
     ended: bool = False
     failure: str = ""
-    created: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Everything that the next step depends on. Times are seconds on the wall clock.
+    """Everything that the next step depends on. Times are seconds on the clock of who looks.
+
+    No two clocks are compared: what is waited for is timed from when it was first seen here, so
+    that a later operator gives it as long again.
 
     Attributes:
         now: The time.
@@ -99,10 +101,10 @@ class Situation:
         last_pod: Whether the only pod that serves may be taken.
         fit: Names of pods that can be measured: their engines take switches.
         pods: All engine pods.
-        since: When those that are aside were taken, by uid.
+        since: When pods that are aside, Jobs, and workers that are being deleted were first seen
+            so, by uid; what is not in it is seen for the first time.
         jobs: The Jobs of the request and of those that pods are aside for.
         workers: Pods of such Jobs.
-        ends: When workers that are being deleted are gone at the latest, by uid.
         in_flight: Requests in the pod that is aside for the request; None if not known.
         patience: Seconds that its requests are given to end.
     """
@@ -115,12 +117,15 @@ class Situation:
     last_pod: bool = False
     fit: frozenset[str] = frozenset()
     pods: Sequence[Pod] = ()
-    since: Mapping[str, float] | None = None
+    since: Mapping[str, float] = field(default_factory=dict)
     jobs: Sequence[Job] = ()
     workers: Sequence[Worker] = ()
-    ends: Mapping[str, float] | None = None
     in_flight: int | None = None
     patience: float = 0.0
+
+    def waited(self, uid: str) -> float:
+        """Seconds since a pod, Job or worker was first seen as it is."""
+        return self.now - self.since.get(uid, self.now)
 
     @property
     def active(self) -> bool:
@@ -281,7 +286,7 @@ def _choose(seen: Situation) -> Plan:
 def _drain(seen: Situation, pod: Pod) -> Plan:
     if problem := _words(seen.halt) or _lost(seen, pod):
         return _failed(problem)
-    waited = seen.now - (seen.since or {}).get(pod.uid, seen.now)
+    waited = seen.waited(pod.uid)
     if waited >= SETTLE_SECONDS and seen.in_flight == 0 and seen.obstacle is None:
         return Plan(Begin(pod), _running(pod), LOOK_AT_JOB)
     if waited > SETTLE_SECONDS + seen.patience:
@@ -316,7 +321,7 @@ def _watch(seen: Situation, job: Job, pod: Pod | None) -> Plan:
 
 def _not_started(seen: Situation, job: Job) -> str:
     """Why the container of a Job does not run though it has had the time; empty if it may yet."""
-    if job.created is None or seen.now < job.created + START_SECONDS:
+    if seen.waited(job.uid) < START_SECONDS:
         return ""
     workers = [worker for worker in seen.workers if worker.job == job.name]
     if any(worker.started for worker in workers):
@@ -374,8 +379,8 @@ def _worker(seen: Situation, job: str, *, ended: bool) -> Worker | None:
 
 def _sends(seen: Situation, worker: Worker) -> bool:
     """Whether a worker may still send; one on a lost node is not waited for longer than it has."""
-    ends = (seen.ends or {}).get(worker.uid)
-    return worker.exit_code is None and (ends is None or seen.now <= ends)
+    over = worker.grace is not None and seen.waited(worker.uid) > worker.grace
+    return worker.exit_code is None and not over
 
 
 def _unknown(reason: str, message: str) -> Condition:

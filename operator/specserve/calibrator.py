@@ -107,11 +107,14 @@ class Calibrator:
         self._records: dict[Key, tuple[float, Record]] = {}
         #: What calibrations came to that the cluster has not taken.
         self._owed: dict[Key, Record] = {}
+        #: When what is waited for was first seen, by uid.
+        self._since: dict[Key, dict[str, float]] = {}
 
     def forget(self, key: Key) -> None:
         """Let go of a SpecServe."""
         self._records.pop(key, None)
         self._owed.pop(key, None)
+        self._since.pop(key, None)
 
     def doubt(self, key: Key) -> None:
         """Have what is kept read anew, as something else is asked for."""
@@ -238,7 +241,7 @@ class Calibrator:
     ) -> Situation:
         spec, owner = subject.spec, subject.owner
         situation = Situation(
-            now=self._wall(),
+            now=self._clock(),
             request=subject.request,
             record=record,
             obstacle=calibration.obstacle(
@@ -256,12 +259,6 @@ class Calibrator:
             pods=subject.pods,
             workers=subject.workers,
             fit=frozenset(engine.name for engine in subject.engines if engine.controllable),
-            since={pod.uid: moment for pod in aside if (moment := _moment(pod.since)) is not None},
-            ends={
-                one.uid: moment
-                for one in subject.workers
-                if (moment := _moment(one.ends)) is not None
-            },
         )
         if spec is not None:
             situation = replace(
@@ -288,7 +285,20 @@ class Calibrator:
             reading = await self._pods.ask(mine)
             if reading is not None:
                 situation = replace(situation, in_flight=reading.running + reading.queued)
-        return replace(situation, jobs=jobs)
+        since = self._seen(
+            subject.key,
+            [one.uid for one in (*aside, *jobs)]
+            + [one.uid for one in subject.workers if one.grace is not None],
+        )
+        return replace(situation, jobs=jobs, since=since)
+
+    def _seen(self, key: Key, uids: Sequence[str]) -> dict[str, float]:
+        """When each was first seen among these."""
+        before, now = self._since.pop(key, {}), self._clock()
+        since = {uid: before.get(uid, now) for uid in uids}
+        if since:
+            self._since[key] = since
+        return since
 
     # -- what is done -----------------------------------------------------------------------
 
@@ -488,18 +498,9 @@ def _job_of(item: Object) -> Job:
         pod_uid=annotations.get(names.ANNOTATION_ASIDE_POD, ""),
         ended=failed is not None or any(one["type"] == "Complete" for one in true),
         failure=failure,
-        created=_moment(meta.get("creationTimestamp", "")),
     )
 
 
 def _owner_of(item: Object) -> str:
     owners: Sequence[Any] = item["metadata"].get("ownerReferences") or ()
     return next((str(one["uid"]) for one in owners if one.get("controller")), "")
-
-
-def _moment(text: str) -> float | None:
-    """A time of Kubernetes' as seconds, None if it is none."""
-    try:
-        return moments.seconds(text)
-    except ValueError:
-        return None

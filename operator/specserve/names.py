@@ -43,7 +43,7 @@ ANNOTATION_CALIBRATE: Final = f"{GROUP}/calibrate"
 ANNOTATION_CALIBRATED: Final = f"{GROUP}/calibrated"
 #: On an engine pod that was taken aside, and on the Job that measures it: for which value.
 ANNOTATION_CALIBRATION: Final = f"{GROUP}/calibration"
-#: On an engine pod that was taken aside: since when.
+#: On an engine pod that was taken aside: since when, for people.
 ANNOTATION_ASIDE_SINCE: Final = f"{GROUP}/aside-since"
 #: On the Job: the uid of the pod that it measures.
 ANNOTATION_ASIDE_POD: Final = f"{GROUP}/aside-pod"

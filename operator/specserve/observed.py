@@ -47,7 +47,6 @@ class Pod:
         trouble: What keeps it from being ready, None if nothing is known to.
         aside: For which request it was taken out of its Service to be calibrated, None if it
             serves.
-        since: When, as RFC 3339; empty if that is not known.
         measured: Whether it was ever taken out of its Service to be calibrated.
     """
 
@@ -61,7 +60,6 @@ class Pod:
     boot: str
     trouble: Trouble | None
     aside: str | None = None
-    since: str = ""
     measured: bool = False
 
     @property
@@ -81,7 +79,8 @@ class Worker:
         job: Name of its Job.
         exit_code: Of its container, None before it has ended; -1 if the pod failed without one.
         words: What the container left, or why there is nothing.
-        ends: When it is to be gone at the latest, as RFC 3339; empty unless it is being deleted.
+        grace: Seconds that it has to end, counted from its deletion; None unless it is being
+            deleted.
         started: Whether its container runs, or has.
         waits: What a container that has not started waits for, in the kubelet's or scheduler's own
             words; empty if they say nothing.
@@ -93,7 +92,7 @@ class Worker:
     job: str
     exit_code: int | None
     words: str
-    ends: str = ""
+    grace: float | None = None
     started: bool = False
     waits: str = ""
 
@@ -126,7 +125,9 @@ def worker(item: Object) -> Worker:
         job=(meta.get("labels") or {}).get(names.LABEL_JOB, ""),
         exit_code=exit_code,
         words=words,
-        ends=meta.get("deletionTimestamp") or "",
+        grace=float(meta.get("deletionGracePeriodSeconds") or 0)
+        if meta.get("deletionTimestamp")
+        else None,
         started=exit_code is not None
         or any("running" in (c.get("state") or {}) for c in _containers(status)),
         waits=_waits(status),
@@ -169,7 +170,6 @@ def pod(item: Object) -> Pod:
         boot=f"{engine.get('containerID', '')}#{engine.get('restartCount', 0)}",
         trouble=_trouble(phase, conditions, containers),
         aside=aside,
-        since="" if aside is None else annotations.get(names.ANNOTATION_ASIDE_SINCE, ""),
         measured=names.ANNOTATION_CALIBRATED in annotations,
     )
 

@@ -64,9 +64,9 @@ RECORDED = Record(request="r1")
 
 
 def worker(
-    code: int | None = None, words: str = "", job: str = "job-r1", ends: str = ""
+    code: int | None = None, words: str = "", job: str = "job-r1", grace: float | None = None
 ) -> Worker:
-    return Worker("w1", KEY, "job-r1-x", job, code, words, ends)
+    return Worker("w1", KEY, "job-r1-x", job, code, words, grace)
 
 
 def job(request: str = "r1", one: Pod = A, **changes) -> Job:
@@ -245,7 +245,7 @@ def test_no_job_is_made_while_none_could_begin():
     assert step.failure == ": ".join(SCALING)
 
 
-LATE = (job(created=1000.0 - START_SECONDS),)
+LATE = {A.uid: 900.0, "j1": 1000.0 - START_SECONDS}
 PULLS = replace(worker(), waits="ImagePullBackOff: no such image")
 
 
@@ -259,16 +259,16 @@ PULLS = replace(worker(), waits="ImagePullBackOff: no such image")
     ],
 )
 def test_a_job_that_does_not_start_is_given_up(workers, said):
-    step = plan(measuring(jobs=LATE, workers=workers)).step
+    step = plan(measuring(since=LATE, workers=workers)).step
     assert isinstance(step, Keep)
     assert said in step.failure
 
 
 def test_a_job_is_given_the_time_to_start_and_then_its_deadline():
-    early = (job(created=1000.0 - START_SECONDS + 1),)
-    assert plan(measuring(jobs=early, workers=(PULLS,))).step is None
-    assert plan(measuring(jobs=early, workers=())).step is None
-    assert plan(measuring(jobs=LATE, workers=(replace(worker(), started=True),))).step is None
+    for early in ({A.uid: 900.0}, {A.uid: 900.0, "j1": 1000.0 - START_SECONDS + 1}):
+        assert plan(measuring(since=early, workers=(PULLS,))).step is None
+        assert plan(measuring(since=early, workers=())).step is None
+    assert plan(measuring(since=LATE, workers=(replace(worker(), started=True),))).step is None
 
 
 def test_last_words_are_waited_for_when_the_job_is_told_first():
@@ -283,8 +283,10 @@ def test_the_load_ends_before_the_pod_returns():
     over = replace(over, jobs=())
     assert plan(over).step is None
     # A node that is lost says nothing any more.
-    lost = replace(over, workers=(worker(ends="t"),), ends={"w1": 990.0})
-    assert plan(lost).step == PutBack(aside(A))
+    lost = replace(over, workers=(worker(grace=30),))
+    assert plan(lost).step is None
+    assert plan(replace(lost, since={"w1": 970.0})).step is None
+    assert plan(replace(lost, since={"w1": 969.0})).step == PutBack(aside(A))
     assert plan(replace(over, workers=())).step == PutBack(aside(A))
     assert plan(replace(over, workers=(worker(0, WORDS),))).step == PutBack(aside(A))
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from specserve import api, curves, moments, names, workload
-from specserve.calibration import START_SECONDS
+from specserve import api, curves, names, workload
+from specserve.calibration import LOOK_AT_JOB, SETTLE_SECONDS, START_SECONDS
 from specserve.calibrator import (
     FORBIDDEN_RECHECK,
     RECORD_TTL,
@@ -104,6 +104,7 @@ class World:
         self.notices = []
         self.gone = False
         self.uid = OWNER.uid
+        self.wall = 0.0
         self.mode = "Auto"
         self.rolled_out, self.replaces = True, False
         self.calibrator = self.fresh()
@@ -116,7 +117,7 @@ class World:
             provision=workload.Provision(calibrator="operator:1"),
             holder="system/specserve",
             clock=lambda: self.now,
-            wall=lambda: WALL + self.now,
+            wall=lambda: WALL + self.wall + self.now,
         )
 
     async def ask(self, pod):
@@ -163,9 +164,13 @@ class World:
             if kind == "Pod" and item["metadata"]["labels"][names.LABEL_PART_OF] == names.ASIDE
         ]
 
+    async def drained(self):
+        for _ in range(2):
+            assert (await self.look())[:2] == ("Unknown", "Draining")
+        self.now += SETTLE_SECONDS
+
     async def to_the_job(self):
-        assert (await self.look())[:2] == ("Unknown", "Draining")
-        self.now += 6
+        await self.drained()
         assert (await self.look())[:2] == ("Unknown", "Running")
         name = self.job["metadata"]["name"]
         self.workers = [Worker("w", ("team", "chat"), f"{name}-x", name, None, "")]
@@ -194,6 +199,7 @@ async def test_the_whole_course_with_another_operator_at_each_step(world):
     assert (await world.look())[:2] == ("Unknown", "Draining")
     assert world.job is None
     world.reading = replace(world.reading, running=0, gpu="NVIDIA H200")
+    world.now += SETTLE_SECONDS
     assert (await world.look())[:2] == ("Unknown", "Running")
     arguments = world.job["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "--gpu=NVIDIA H200" in arguments
@@ -275,8 +281,7 @@ async def test_pods_return_though_the_spec_cannot_be_read(world):
 
 
 async def test_a_job_that_is_not_admitted_is_a_failure(world):
-    await world.look()
-    world.now += 6
+    await world.drained()
     world.api.refusals["create", "Job"] = KubeRefused(403, "Forbidden", "exceeded quota: team")
     await world.look()
     assert "no Job: exceeded quota: team" in world.kept["data"]["failure"]
@@ -286,8 +291,8 @@ async def test_a_job_that_is_not_admitted_is_a_failure(world):
 
 async def test_a_job_whose_pod_does_not_start_is_a_failure(world):
     await world.to_the_job()
-    world.job["metadata"]["creationTimestamp"] = moments.iso(WALL + world.now)
     world.workers = [replace(world.workers[0], waits="ErrImagePull: no such image")]
+    assert (await world.look())[:2] == ("Unknown", "Running")
     world.now += START_SECONDS
     assert (await world.look())[:2] == ("False", "Failed")
     assert "ErrImagePull: no such image" in world.kept["data"]["failure"]
@@ -296,6 +301,25 @@ async def test_a_job_whose_pod_does_not_start_is_a_failure(world):
     world.workers = []
     await world.look()
     assert world.aside() == []
+
+
+@pytest.mark.parametrize("made", ["2020-01-01T00:00:00Z", "2040-01-01T00:00:00Z"])
+async def test_no_clock_is_compared_with_that_of_the_api_server(world, made):
+    await world.to_the_job()
+    world.job["metadata"]["creationTimestamp"] = made
+    began = world.now
+    while world.now - began < START_SECONDS:
+        assert (await world.look())[:2] == ("Unknown", "Running")
+        world.now += LOOK_AT_JOB
+    assert (await world.look())[:2] == ("False", "Failed")
+    # Another operator, whose clock is another one, finds a worker that is to end.
+    world.calibrator, world.wall = world.fresh(), -1e6
+    world.workers = [replace(world.workers[0], grace=30)]
+    began = world.now
+    while world.aside():
+        await world.look()
+        world.now += LOOK_AT_JOB
+    assert 30 < world.now - began <= 40
 
 
 @pytest.mark.parametrize("status", [400, 403, 422])
@@ -392,8 +416,7 @@ async def test_nothing_is_written_for_one_that_is_gone(world):
 
 
 async def test_nothing_is_measured_again_while_nothing_can_be_kept(world):
-    await world.look()
-    world.now += 6
+    await world.drained()
     world.reading = replace(world.reading, running=1)
     world.api.refusals["apply", "ConfigMap"] = KubeRefused(403, "Forbidden", "cannot patch")
     world.now += 3600
@@ -559,8 +582,7 @@ async def test_an_api_server_that_does_not_answer_is_asked_again(world):
 
 
 async def test_nothing_is_made_for_a_specserve_that_is_gone(world):
-    await world.look()
-    world.now += 6
+    await world.drained()
     world.gone = True
     with pytest.raises(KubeRefused):
         await world.look()

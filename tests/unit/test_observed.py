@@ -428,7 +428,7 @@ def taken_aside(**changes: Any) -> dict[str, Any]:
 def test_a_pod_that_is_aside_is_ready_and_not_usable():
     seen = observed.pod(taken_aside())
     assert (seen.usable, seen.ready, seen.alive) == (False, True, True)
-    assert (seen.aside, seen.since) == ("r1", "2030-01-01T00:00:00Z")
+    assert seen.aside == "r1"
     assert not observed.pod(taken_aside(ready=False)).ready
     assert not observed.pod(taken_aside(deletionTimestamp="2030-01-01T00:00:00Z")).ready
     serving = observed.pod(pod())
@@ -453,6 +453,13 @@ def test_a_pod_that_measures_is_no_engine():
     seen = observed.either(measuring(phase="Running"))
     assert isinstance(seen, observed.Worker)
     assert (seen.key, seen.job, seen.exit_code) == (("team", "chat"), "chat-cal-1", None)
+    assert seen.grace is None
+    leaving = measuring(phase="Running")
+    leaving["metadata"] |= {
+        "deletionTimestamp": "2030-01-01T00:00:00Z",
+        "deletionGracePeriodSeconds": 30,
+    }
+    assert observed.worker(leaving).grace == 30
     assert isinstance(observed.either(pod()), observed.Pod)
 
 
