@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.local import processes
+from specserve.local import logs, processes
 from specserve.local.launch import Launch, Probe
 from specserve.local.news import Board
 from specserve.local.places import Place
@@ -23,6 +23,11 @@ FAMILY = """import os, signal, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 print(child.pid, flush=True)
 signal.pause()"""
+#: Writes like an engine that logs each batch.
+CHATTER = """import os, time
+while True:
+    os.write(1, b"chatter " * 100)
+    time.sleep(0.001)"""
 SLEEP = "import signal; signal.pause()"
 
 
@@ -193,6 +198,26 @@ async def test_children_go_with_their_parent_however_that_ends(tmp_path):
             else:
                 os.kill(w.keeper.process.pid, 9)
             await w.until(lambda child=child: not alive(child))
+
+
+async def test_a_log_that_grows_is_cut_while_the_engine_writes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "LONGEST", 20_000)
+    monkeypatch.setattr(logs, "LOOK", 0.01)
+    log = tmp_path / "chat-0.log"
+    older = logs.before(log)
+    async with kept(tmp_path, launch(CHATTER)) as w:
+        for _ in range(3):
+            await w.says("the log has grown: the older part of it is")
+        # What cannot be kept is said once, and the engine runs on.
+        monkeypatch.setattr(logs, "before", lambda log: log / "nowhere")
+        await w.says("the log is not kept within bounds: [Errno 20] Not a directory")
+        size = log.stat().st_size
+        await w.until(lambda: log.stat().st_size > size + 20_000)
+        assert not w.lines
+        # Where an engine goes on at its old place, the file begins with a hole.
+        assert set(log.read_bytes().split()) == set(older.read_bytes().split()) == {b"chatter"}
+        assert older.stat().st_size >= 20_000
+        assert alive(w.keeper.process.pid)
 
 
 async def test_a_record_is_of_one_process_and_not_of_its_number(tmp_path):

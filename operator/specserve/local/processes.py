@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from specserve import names, observed
 from specserve.engine import EngineClient
+from specserve.local import logs
 from specserve.local.files import write_whole
 from specserve.local.launch import Launch, Probe
 from specserve.local.news import Board
@@ -28,8 +29,6 @@ LOOK: Final = 0.5
 BACKOFF: Final = (10.0, 300.0)
 #: Seconds of running after which an engine is not in a loop of crashes.
 STEADY: Final = 600.0
-#: Bytes of a log's end that tell why an engine ended, as many as the kubelet reads.
-LAST_WORDS: Final = 2048
 FILE: Final = "processes.json"
 
 
@@ -59,9 +58,7 @@ class Process:
         Raises:
             OSError: There is no such command, or it may not be run.
         """
-        if log.exists():
-            log.replace(log.with_suffix(".previous.log"))
-        with log.open("wb") as out:
+        with logs.begun(log) as out:
             child = subprocess.Popen(  # noqa: S603 - the user's own command line
                 launch.command,
                 env=launch.environment(inherited),
@@ -240,6 +237,7 @@ class Keeper:
         self._told(ready=False)
         over = asyncio.create_task(process.ended())
         attended = asyncio.create_task(self._attend())
+        bounded = asyncio.create_task(logs.bounded(self.log, self._say))
         try:
             await asyncio.wait({over, attended}, return_when=asyncio.FIRST_COMPLETED)
             if not over.done():
@@ -248,12 +246,13 @@ class Keeper:
                 await process.stop(grace, self._never)
             code = await over
         finally:
-            attended.cancel()
-            over.cancel()
-            await asyncio.gather(over, attended, return_exceptions=True)
+            tasks = (over, attended, bounded)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         process.close()
         self.process = None
-        self._gone(_last_words(self.log), code)
+        self._gone(logs.last_words(self.log), code)
 
     async def _begin(self) -> Process:
         """Take on the process of an earlier run, or start one."""
@@ -331,6 +330,9 @@ class Keeper:
             await asyncio.sleep(probe.period)
             failures = 0 if await self._asked(probe) else failures + 1
 
+    def _say(self, well: bool, text: str) -> None:
+        self._board.say("note" if well else "warning", self.name, text)
+
     async def _asked(self, probe: Probe) -> bool:
         return await self._client.healthy(probe.url, probe.timeout)
 
@@ -375,14 +377,3 @@ class Keeper:
         )
         self._show(pod)
         return pod
-
-
-def _last_words(log: Path) -> str:
-    """The end of what an engine wrote."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LAST_WORDS))
-            return file.read().decode(errors="replace").strip()
-    except OSError:
-        return ""
