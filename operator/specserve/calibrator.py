@@ -285,11 +285,9 @@ class Calibrator:
             reading = await self._pods.ask(mine)
             if reading is not None:
                 situation = replace(situation, in_flight=reading.running + reading.queued)
-        since = self._seen(
-            subject.key,
-            [one.uid for one in (*aside, *jobs)]
-            + [one.uid for one in subject.workers if one.grace is not None],
-        )
+        leaving = (one.uid for one in subject.workers if one.grace is not None)
+        waited_for = [*(pod.uid for pod in aside), *(job.uid for job in jobs), *leaving]
+        since = self._seen(subject.key, waited_for)
         return replace(situation, jobs=jobs, since=since)
 
     def _seen(self, key: Key, uids: Sequence[str]) -> dict[str, float]:
