@@ -176,6 +176,12 @@ async def test_a_key_that_does_not_fit_ends_it_before_anything_is_begun(tmp_path
         key.write_text("sesame")
         async with local(tmp_path, manifest(), *at(one), "--api-key-file", str(key)) as box:
             await one.until(is_on)
+            # Another one later is no end: it is steered by what the plugin tells.
+            key.write_text("simsalabim")
+            await box.line(f"note: {key}: a new key, sent from now on")
+            await box.line("box-0 warning: KeyRefused: it refuses the API key")
+            key.write_text("sesame")
+            await box.line("box-0 well: it answers and takes orders")
             assert await box.end() == 0
 
 

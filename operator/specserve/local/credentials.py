@@ -14,6 +14,7 @@ from specserve.bench.connection import REFUSALS, BadOption, Refused
 from specserve.engine import EngineClient, EngineError, EngineRefused
 from specserve.local.places import Place
 from specserve.local.session import Session, Wish
+from specserve.signals import Reading
 
 #: Seconds between two looks at the files.
 LOOK: Final = 1.0
@@ -48,7 +49,7 @@ async def _refuses(call: Coroutine[Any, Any, Any]) -> bool:
         return refusal.status in REFUSALS
     except EngineError:
         return False  # it may not be there yet, and is waited for
-    return bool(getattr(answer, "key_refused", False))
+    return isinstance(answer, Reading) and answer.key_refused
 
 
 async def follow(

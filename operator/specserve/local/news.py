@@ -133,6 +133,11 @@ def _trouble(engine: Engine) -> tuple[str, str]:
             code, said = error
             mend = f"; {option} is read again when it changes" if code == "Unauthorized" else ""
             return code, f"{code}: {said or 'no new reading'}; {what}{mend}"
+    if engine.key_refused:
+        return "KeyRefused", (
+            "KeyRefused: it refuses the API key, and its plugin is asked for the load; "
+            "--api-key-file is read again when it changes"
+        )
     if engine.controllable is False:
         why = engine.control_reason or "the engine does not say why"
         return "NotControllable", f"it cannot be switched live: {why}"
