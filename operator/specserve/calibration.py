@@ -489,7 +489,7 @@ def condition(record: Record, found: Found | None) -> Condition:
         )
     if found.curve is None:
         return Condition("Calibrated", "False", found.reason, found.message)
-    words = "; ".join(filter(None, (_measured(found.curve), record.compared)))
+    words = "; ".join(filter(None, (_measured(found.curve), record.compared, found.doubt)))
     return Condition("Calibrated", "True", conditions.MEASURED, words)
 
 

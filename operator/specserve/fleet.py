@@ -61,6 +61,7 @@ class Steered:
         quiet_until: Until then a probe may still show in what the engine reports.
         strayed_at: When the engine began to follow its table to another mode than `shown`.
         born: When the engine process was found to be another one than before, 0 if it was not.
+        gpu_asked: Times that the engine was asked for its GPU alone.
         key_refused: Whether SGLang refused the API key when the load was read last.
         rounds: Of the last read-back, until a decision has taken them in.
     """
@@ -105,6 +106,7 @@ class Steered:
     sglang: str = ""
     plugin: str = ""
     gpu: str = ""
+    gpu_asked: int = 0
     told: Engine | None = None
 
     def on(self, now: float) -> bool | None:

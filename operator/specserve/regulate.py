@@ -466,6 +466,7 @@ class Regulator:
                 await asyncio.gather(
                     self._sample(steered, target, endpoint),
                     self._read(steered, target, endpoint),
+                    self._ask_gpu(steered, target, endpoint),
                 )
             else:
                 await self._sample(steered, target, endpoint)
@@ -496,6 +497,24 @@ class Regulator:
         if target.policy.source == "Prometheus" and self._loads is not None:
             return await self._loads.load(target, pod.name)
         return await self._engines.load(endpoint)
+
+    async def _ask_gpu(self, steered: Steered, target: Target, endpoint: Endpoint) -> None:
+        """Ask an engine itself what it runs on where its load comes from elsewhere.
+
+        A curve holds for one GPU. A pod keeps its own, so an answer is good for its life.
+        """
+        policy = target.policy
+        if policy.source != "Prometheus" or policy.strategy != "BreakEven" or steered.gpu:
+            return
+        if steered.gpu_asked >= TOLERATED_FAILURES:
+            return
+        steered.gpu_asked += 1
+        self._pace.spend()
+        with contextlib.suppress(EngineError):
+            reading = await self._engines.load(endpoint)
+            steered.gpu = self._shared(reading.gpu)
+            # One that does not say has none to tell.
+            steered.gpu_asked = TOLERATED_FAILURES
 
     async def _sample(self, steered: Steered, target: Target, endpoint: Endpoint) -> None:
         pod = steered.pod

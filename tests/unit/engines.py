@@ -69,6 +69,7 @@ class FakeEngine:
     faults: dict[str, str] = field(default_factory=dict)
     changes: list[tuple[int, str]] = field(default_factory=list)
     decoding: Decoding | None = None
+    gpu: str = ""
 
     def __post_init__(self) -> None:
         self.boot()
@@ -194,7 +195,10 @@ class FakeEngines:
     async def load(self, engine: Endpoint) -> Reading:
         target = await self._reach("load", engine, READ_LIMIT)
         stamp = now() if target.stamp is None else target.stamp
-        return Reading(stamp, target.running, target.queued, target.capacity, None, target.ranks)
+        return Reading(
+            *(stamp, target.running, target.queued, target.capacity, None, target.ranks),
+            gpu=target.gpu,
+        )
 
     async def read_back(self, engine: Endpoint) -> dict[str, Any]:
         target = await self._reach("read", engine, READ_LIMIT)

@@ -437,6 +437,19 @@ def test_a_gpu_that_nobody_tells_is_what_was_asked_for():
     assert said(Record(curve=curve(gpu="NVIDIA H200").to_json()))[0] == "True"
 
 
+def test_it_is_said_where_a_changed_gpu_would_go_unnoticed():
+    unread, read = {}, {"sglang": frozenset({"0.5.23"})}
+    words = "measured on NVIDIA H200; what GPU the engines have now is not known"
+    measured = Record(curve=curve(gpu="NVIDIA H200").to_json())
+    assert words not in said(measured, **unread)[2]
+    assert said(measured, **read)[0] == "True"
+    assert said(measured, **read)[2].endswith(words)
+    assert words not in said(measured, **read, gpus=frozenset({"NVIDIA H200"}))[2]
+    assert said(replace(measured, failure="x"), **read)[2].endswith(words)
+    asked = Record(curve=curve(gpu="asked for: no device").to_json())
+    assert "not known" not in said(asked, **read)[2]
+
+
 def test_two_curves_are_compared_where_they_share_cells():
     assert calibration.compared(curve(), None) == ""
     assert calibration.compared(curve(), "nonsense") == ""

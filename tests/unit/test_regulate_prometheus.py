@@ -78,6 +78,37 @@ async def test_the_server_is_asked_for_the_load_and_the_engine_for_the_rest():
 
 
 @in_virtual_time
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", ""])
+async def test_an_engine_is_asked_for_its_gpu_once(gpu):
+    server = Server()
+    async with served(server) as w:
+        w.regulator.configure(by_server(strategy="BreakEven"))
+        engine = add(w, server)
+        engine.gpu = gpu
+        await asyncio.sleep(60)
+        assert w.engine().gpu == gpu
+        engine.boot()
+        w.edit(boot="c2#1")
+        await asyncio.sleep(60)
+        assert w.engine().gpu == gpu
+        assert len(w.engines.of("load")) == 1
+
+
+@in_virtual_time
+async def test_an_engine_whose_port_is_closed_to_the_operator_is_not_asked_for_ever():
+    server = Server()
+    async with served(server) as w:
+        w.regulator.configure(by_server(strategy="BreakEven"))
+        add(w, server).faults["load"] = "hang"
+        await asyncio.sleep(40)
+        assert len(w.engines.of("load")) == 3
+        assert w.engine().sample_error is None
+        assert w.engine().on
+        await asyncio.sleep(600)
+        assert len(w.engines.of("load")) == 3
+
+
+@in_virtual_time
 async def test_each_specserve_has_its_own_source():
     server = Server()
     async with served(server) as w:

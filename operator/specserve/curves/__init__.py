@@ -27,11 +27,13 @@ class Found:
         curve: The curve, None if there is none that can be used.
         reason: Which one it is, or why there is none; a reason of the condition CurveKnown.
         message: The same for people.
+        doubt: What of it could not be compared with what runs, for people; in `message`, too.
     """
 
     curve: Curve | None
     reason: Reason
     message: str
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def find(
     if found is first:
         return first
     # The one that should have been used comes first: it is the one to mend.
-    return Found(found.curve, first.reason, f"{first.message}; {found.message}")
+    return Found(found.curve, first.reason, f"{first.message}; {found.message}", found.doubt)
 
 
 def judge(
@@ -154,7 +156,17 @@ def judge(
     ]
     if changed:
         return Found(None, "Stale", f"{where} was measured {'; '.join(changed)}")
-    return Found(curve, "Calibrated", _words(where, curve))
+    words = _words(where, curve)
+    doubt = _doubt(curve.provenance, seen) if own else ""
+    return Found(curve, "Calibrated", f"{words}; {doubt}" if doubt else words, doubt)
+
+
+def _doubt(origin: Provenance, seen: Seen) -> str:
+    """Whether a change of the GPU would go unnoticed, in words; empty if it would not."""
+    # Before an engine was read nothing is known of it.
+    if origin.gpu is None or workload.is_hardware(origin.gpu) or seen.gpus or not seen.sglang:
+        return ""
+    return f"measured on {origin.gpu}; what GPU the engines have now is not known"
 
 
 def _pairs(
