@@ -160,7 +160,8 @@ class Calibrator:
             # Rights of an older installation, a quota, a webhook: that costs no more than the
             # calibration.
             said = Condition("Calibrated", "Unknown", conditions.FORBIDDEN, error.message)
-            return said, FORBIDDEN_RECHECK if subject.request else None
+            waits = subject.request or any(pod.aside is not None for pod in subject.pods)
+            return said, FORBIDDEN_RECHECK if waits else None
 
     async def _look(
         self, subject: Subject, seen: curves.Seen, confirm: Callable[[], Awaitable[None]]

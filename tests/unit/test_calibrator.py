@@ -573,6 +573,16 @@ async def test_missing_rights_cost_the_calibration_alone(world):
     assert await world.look() == ("Unknown", "Forbidden", None)
 
 
+async def test_a_pod_that_may_not_be_put_back_is_tried_again_though_nobody_asks_any_more(world):
+    await world.drained()
+    world.request = ""
+    world.api.refusals["merge", "Pod"] = KubeRefused(403, "Forbidden", "denied by policy")
+    assert await world.look() == ("Unknown", "Forbidden", FORBIDDEN_RECHECK)
+    del world.api.refusals["merge", "Pod"]
+    await world.look()
+    assert world.aside() == []
+
+
 async def test_an_api_server_that_does_not_answer_is_asked_again(world):
     world.api.refusals["merge", "Pod"] = KubeUnreachable("timed out")
     with pytest.raises(KubeUnreachable):
