@@ -14,9 +14,10 @@ from specserve.calibrate.fit import (
     disagreements,
     paying,
     ratios,
+    sparse,
     unsettled,
 )
-from specserve.calibrate.sweep import Room, cells_of, mean_batch
+from specserve.calibrate.sweep import Room, Whole, cells_of, mean_batch
 from specserve.policy.curve import Curve, Provenance
 
 # Two GPUs that share no memory: drafting loses alone, wins at 32 and loses again.
@@ -55,6 +56,42 @@ def test_one_repeat_has_no_interval():
 def test_a_visit_without_its_plain_one_is_left_out():
     assert ratios([Reading(8, 3, 0, 0.01, 500), Reading(8, 0, 1, 0.005, 500)]) == []
     assert ratios([Reading(8, 0, 0, 0.005, 500)]) == []
+
+
+def test_a_cell_is_named_for_the_visit_that_has_fewest_rounds():
+    visits = [Reading(8, 0, 0, 0.005, 40), Reading(8, 3, 0, 0.01, 400)]
+    visits += [Reading(9, 0, 0, 0.005, 100), Reading(9, 3, 0, 0.01, 400)]
+    [said] = sparse(ratios(visits), 100)
+    assert said.startswith("batch 8, 3 steps: 40 timed in a visit, below 100")
+
+
+WAVES = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), max_size=6)
+
+
+@given(WAVES, st.integers(0, 9))
+def test_rounds_of_the_whole_batch_are_counted(waves, late):
+    """Requests of a wave begin with the same round, or the longest as late as any does."""
+    counted, passed, whole, timed = Whole(), 0, 0, 0
+    for wave in waves:
+        *others, longest = sorted(wave)
+        spans = [range(count) for count in others]
+        spans.append(range(late if others else 0, longest + (late if others else 0)))
+        running = {number for span in spans for number in span}
+        together = running.intersection(*map(set, spans))
+        passed += len(running)
+        whole += len(together)
+        timed += max(0, len(together) - 1)
+        assert counted.add(wave, passed) == len(together)
+    assert (counted.rounds, counted.timed) == (whole, timed - 3)
+
+
+def test_of_rounds_in_the_window_the_share_of_the_visit_is_timed():
+    counted = Whole()
+    assert counted.add([50, 50], 50) == 50
+    assert (counted.rounds, counted.timed) == (50, 46)
+    assert counted.add([50, 20], 100) == 20
+    assert (counted.rounds, counted.timed) == (70, 65)
+    assert counted.timed_of(100) == 65
 
 
 @given(st.dictionaries(st.integers(1, 512), st.floats(0.5, 5), min_size=1, max_size=20))

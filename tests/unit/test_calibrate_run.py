@@ -10,7 +10,7 @@ import pytest
 
 from specserve.bench import connection
 from specserve.bench.client import Client
-from specserve.calibrate import command
+from specserve.calibrate import command, sweep
 from specserve.policy import directive
 from specserve.policy.curve import Curve
 from specserve_sim.engine import EngineConfig
@@ -74,6 +74,43 @@ async def test_the_profile_is_recovered_within_five_percent(tmp_path, capsys, pr
     assert origin.interconnect is None
     assert origin.settings.startswith("simulated engine")
     assert "at 16 in flight it pays above" in capsys.readouterr().out
+
+
+async def test_a_visit_lasts_until_enough_of_its_own_rounds_are_timed(tmp_path, monkeypatch):
+    """Requests end apart, and visits of a cell follow each other within the engine's window."""
+    readings, visit = [], sweep.Sweep.visit
+    async with engine(tmp_path) as running:
+        [group] = running.engine.groups
+
+        def window(cell):
+            arm = group.stats._arms.get((cell.level, cell.arm.setting.get("steps", 0)))
+            return [] if arm is None else list(arm.rounds)
+
+        async def watched(self, cell):
+            before = window(cell)
+            reading = await visit(self, cell)
+            readings.append((cell, reading, before, window(cell)))
+            return reading
+
+        monkeypatch.setattr(sweep.Sweep, "visit", watched)
+        given = ("--sizes", "1,12", "--steps", 3, "--repeats", 2, "--max-new-tokens", 48)
+        assert await calibrate(running, tmp_path / "curve.json", *given) == 0
+    assert len(readings) == 8
+    for cell, reading, before, after in readings:
+        timed = sum(each.seconds is not None for each in after)
+        assert sweep.FEWEST_ROUNDS <= reading.rounds <= timed, cell
+        assert not {each.ended for each in before} & {each.ended for each in after}, cell
+
+
+async def test_cells_with_few_rounds_are_named(tmp_path, capsys):
+    # There is no room for longer answers.
+    room = {"max_total_tokens": 4 * (128 + 16), "context_length": 128 + 16}
+    async with engine(tmp_path, **room) as running:
+        given = ("--sizes", 4, "--steps", 3, "--repeats", 1, "--max-new-tokens", 16)
+        assert await calibrate(running, tmp_path / "curve.json", *given) == 1
+    assert "few rounds: batch 4, 3 steps: " in capsys.readouterr().out
+    [point] = Curve.from_json((tmp_path / "curve.json").read_bytes()).document.cells
+    assert point.rounds < sweep.FEWEST_ROUNDS
 
 
 async def test_two_runs_agree_and_a_third_that_does_not_is_named(tmp_path, capsys):

@@ -58,9 +58,10 @@ examples:
 It takes about seven minutes with the defaults at the round times of an H200; fewer --sizes or
 --repeats take less.
 
-exit status: 0 measured and written; 1 written, but repeats or an earlier run do not agree in the
-cells that are named; 2 nothing could be measured; 3 the API key or the plugin token is refused;
-130 interrupted, with the batch sizes that were complete by then written."""
+exit status: 0 measured and written; 1 written, but in the cells that are named repeats or an
+earlier run do not agree, or few rounds were timed; 2 nothing could be measured; 3 the API key or
+the plugin token is refused; 130 interrupted, with the batch sizes that were complete by then
+written."""
 
 
 def add_parser(commands: Any) -> None:
@@ -263,7 +264,9 @@ def _must_fit(
         return
     # No figure of a curve is longer than these.
     longest = [
-        fit.Ratio(size, count, 99.9999, 99.9999, (), 1.0, 0) for size in sizes for count in steps
+        fit.Ratio(size, count, 99.9999, 99.9999, (), 1.0, 0, 0)
+        for size in sizes
+        for count in steps
     ]
     bytes_needed = len(fit.curve_of(longest, origin).to_json(compact=True).encode())
     if bytes_needed > options.most_bytes:
@@ -323,7 +326,7 @@ def _report(
     earlier: "Curve | None",
 ) -> int:
     from specserve.bench import screen  # noqa: PLC0415
-    from specserve.calibrate import fit  # noqa: PLC0415
+    from specserve.calibrate import fit, sweep  # noqa: PLC0415
 
     measured = fit.ratios(readings)
     curve = fit.curve_of(measured, origin)
@@ -344,6 +347,7 @@ def _report(
     for sentence in (*fit.break_even_words(measured), *fit.crossover_words(measured)):
         screen.print_line(sentence)
     doubts = [f"repeats differ: {each}" for each in fit.unsettled(measured)]
+    doubts += [f"few rounds: {each}" for each in fit.sparse(measured, sweep.FEWEST_ROUNDS)]
     if earlier is not None:
         doubts += [f"runs differ: {each}" for each in fit.disagreements(curve, earlier)]
         if not doubts:

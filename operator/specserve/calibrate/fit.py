@@ -34,7 +34,7 @@ class Reading:
         steps: Draft steps held.
         repeat: Which repeat it belongs to.
         seconds: Median time of a round.
-        rounds: Rounds behind it.
+        rounds: Timed rounds behind it, in each data-parallel group.
     """
 
     batch: int
@@ -55,7 +55,8 @@ class Ratio:
         spread: Half width of its 95 % confidence interval; None from a single repeat.
         repeats: Each repeat's ratio.
         off_seconds: Time of a round without a draft, the mean of the repeats.
-        rounds: Drafting rounds behind it.
+        rounds: Timed drafting rounds behind it.
+        fewest: Timed rounds of the visit that has the fewest, with and without a draft.
     """
 
     batch: int
@@ -65,6 +66,7 @@ class Ratio:
     repeats: tuple[float, ...]
     off_seconds: float
     rounds: int
+    fewest: int
 
     @property
     def settled(self) -> bool:
@@ -99,6 +101,7 @@ def ratios(readings: Iterable[Reading]) -> list[Ratio]:
                 repeats=each,
                 off_seconds=fmean(off.seconds for _, off in pairs),
                 rounds=sum(on.rounds for on, _ in pairs),
+                fewest=min(reading.rounds for pair in pairs for reading in pair),
             )
         )
     return found
@@ -132,6 +135,16 @@ def unsettled(measured: Sequence[Ratio]) -> list[str]:
         f"{max(ratio.repeats):.2f}"
         for ratio in measured
         if not ratio.settled
+    ]
+
+
+def sparse(measured: Sequence[Ratio], fewest: int) -> list[str]:
+    """The cells of which a visit has fewer timed rounds than it should, in words."""
+    return [
+        f"batch {ratio.batch}, {_steps(ratio.steps)}: {ratio.fewest} timed in a visit, below "
+        f"{fewest}; longer answers have more (--max-new-tokens)"
+        for ratio in measured
+        if ratio.fewest < fewest
     ]
 
 

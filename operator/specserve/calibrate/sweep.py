@@ -5,9 +5,10 @@ length, and reads the median of the engine's own round times, which leaves out p
 moments in which the batch changes. A wave's requests run side by side from the first round on; in
 a closed loop of large batches a request ends in nearly every round, and hardly one can be timed.
 
-The engine's window holds the newest 512 rounds. A visit lasts until the window holds its rounds
-alone, so that repeats are independent of each other, and until their mean batch is the one that
-was to be held: where sending takes long beside the rounds, longer answers make up for it.
+The engine's window holds the newest 512 rounds of a cell. A visit lasts until the window holds its
+rounds alone, so that repeats are independent of each other, until enough of them are timed, and
+until their mean batch is the one that was to be held. Where sending takes long beside the rounds,
+or requests of a wave hardly run together, longer answers make up for it.
 """
 
 import asyncio
@@ -28,7 +29,11 @@ from specserve.policy.rounds import bucket_of
 DEFAULT_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: About so many rounds of each arm predicted the throughput of an H200 within 5 %.
 FEWEST_ROUNDS: Final = 100
+#: Rounds after a change of steps that engines do not time.
+SETTLE_ROUNDS: Final = 3
 MOST_WAVES: Final = 30
+#: A wave with fewer rounds of the whole batch is too short for its requests to be held.
+FEWEST_TOGETHER: Final = 10
 #: The mean batch may fall short of the wanted one by so much; `r` hardly moves over it.
 HELD: Final = 0.97
 LONGEST_ANSWER: Final = 4096
@@ -141,45 +146,60 @@ class Sweep:
         self._room = room
 
     async def visit(self, cell: Cell) -> Reading:
-        """Hold a cell until enough of its rounds are timed.
+        """Hold a cell until enough of its rounds are timed, or waves enough have been sent.
 
         Raises:
-            NotMeasured: Requests fail, or the batch cannot be held for long enough.
+            NotMeasured: Requests fail, or the batch cannot be held.
             NotSteerable: The engine does not take the order, or does not follow it.
+            Refused: The engine refuses the token by now.
             Unreachable: The plugin's listener does not answer.
         """
         setting = cell.arm.setting or {"mode": "off"}
         steps = int(setting.get("steps", 0))
         bucket = bucket_of(cell.level)
+        others = bool(_cells(await self._hand.read(), bucket, steps))
         await self._hand.apply(setting)
-        wish, held = self._wish, 0.0
+        wish, whole = self._wish, Whole()
+        held = 0.0
         longest = self._room.longest(cell.level, self._prompt_tokens)
         for _ in range(MOST_WAVES):
-            await self._wave(cell.level, wish)
+            verifies = await self._wave(cell.level, wish)
             await self._hand.settled()
             state = await self._hand.read()
-            found = _cells(state, bucket, steps)
-            since = min(
+            found = [
+                stat
+                for stat in _cells(state, bucket, steps)
+                if stat["medianRoundSeconds"] is not None
+            ]
+            passed = max(
                 rank["decodeRounds"] for group in state["groups"] for rank in group["ranks"]
             )
-            held = min((mean_batch(stat) for stat in found), default=0.0)
-            if held < HELD * cell.level:
+            together = whole.add(verifies, passed)
+            everywhere = len(found) == len(state["groups"])
+            held = min(map(mean_batch, found)) if everywhere else 0.0
+            window = [stat["rounds"] for stat in found]
+            short = held < HELD * cell.level
+            alone = not others or whole.rounds >= max(window, default=0)
+            if alone and not short and min(map(whole.timed_of, window)) >= FEWEST_ROUNDS:
+                break
+            if short or together < FEWEST_TOGETHER:
                 wish = replace(wish, tokens=max(wish.tokens, min(longest, 2 * wish.tokens)))
-            elif since >= max(FEWEST_ROUNDS, *(stat["rounds"] for stat in found)):
-                return Reading(
-                    batch=cell.level,
-                    steps=steps,
-                    repeat=cell.visit,
-                    seconds=median(stat["medianRoundSeconds"] for stat in found),
-                    rounds=sum(stat["rounds"] for stat in found),
-                )
-        raise NotMeasured(
-            f"batch {cell.level}, {steps} steps: the batch was {held:.0f} in the mean, or too few "
-            "rounds were timed; is there other traffic, is this client too slow, or are the "
-            "answers too short (--max-new-tokens)?"
+        if held < HELD * cell.level:
+            raise NotMeasured(
+                f"batch {cell.level}, {steps} steps: the batch was {held:.0f} in the mean; is "
+                "there other traffic, is this client too slow, or are the answers too short "
+                "(--max-new-tokens)?"
+            )
+        return Reading(
+            batch=cell.level,
+            steps=steps,
+            repeat=cell.visit,
+            seconds=median(stat["medianRoundSeconds"] for stat in found),
+            rounds=min(map(whole.timed_of, window)),
         )
 
-    async def _wave(self, size: int, wish: Wish) -> None:
+    async def _wave(self, size: int, wish: Wish) -> list[int]:
+        """Send a wave to its end; returns the rounds that each of its requests took part in."""
         outcomes = await asyncio.gather(
             *(
                 self._client.generate(
@@ -194,6 +214,48 @@ class Sweep:
         problems = [outcome.problem for outcome in outcomes if outcome.problem]
         if problems:
             raise NotMeasured(f"batch {size}: {len(problems)} requests failed: {problems[0]}")
+        return [outcome.verifies or 0 for outcome in outcomes]
+
+
+@dataclass(slots=True)
+class Whole:
+    """Counts the rounds of a visit in which its whole batch ran.
+
+    Other rounds of the visit, in which requests come or have gone, are of smaller batches; those
+    of the cell itself the engine counts together with rounds of earlier visits.
+
+    Attributes:
+        rounds: Rounds of the whole batch.
+        timed: Those of them that the engine has timed: not the first after a change.
+    """
+
+    rounds: int = 0
+    timed: int = -SETTLE_ROUNDS
+    _passed: int = 0
+
+    def timed_of(self, rounds: int) -> int:
+        """How many of so many rounds of the visit are timed, by its share of them; hardly less."""
+        return max(0, rounds * self.timed // max(1, self._passed))
+
+    def add(self, verifies: Sequence[int], passed: int) -> int:
+        """Take in a wave.
+
+        Requests of a wave begin nearly together, and each runs without a gap. In a wave of `n`
+        rounds of which the longest request took part in `v`, the last has begun by about round
+        `n - v`; the shortest ends as many rounds after that as it took part in, less those.
+
+        Args:
+            verifies: Rounds that each of its requests took part in.
+            passed: Decode rounds since the visit's order.
+
+        Returns:
+            Its rounds of the whole batch.
+        """
+        wave, self._passed = passed - self._passed, passed
+        together = max(0, min(verifies) + max(verifies) - wave)
+        self.rounds += together
+        self.timed += max(0, together - 1)
+        return together
 
 
 def mean_batch(stat: Mapping[str, Any]) -> float:
@@ -202,11 +264,10 @@ def mean_batch(stat: Mapping[str, Any]) -> float:
 
 
 def _cells(state: Mapping[str, Any], bucket: int, steps: int) -> list[Mapping[str, Any]]:
-    """The cell's figures of every group that has timed a round of it."""
+    """The cell's figures of every group that has had a round of it."""
     return [
         stat
         for group in state["groups"]
         for stat in group.get("stats") or []
         if (stat["batchBucket"], stat["steps"]) == (bucket, steps)
-        and stat["medianRoundSeconds"] is not None
     ]
