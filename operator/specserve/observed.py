@@ -205,7 +205,8 @@ def _trouble(
                 f"{waiting.get('message') or container.get('image', '')}",
             )
         ended = state.get("terminated") or {}
-        if ended.get("exitCode"):
+        # An engine never comes to its end, and SGLang may leave with 0 after a crash.
+        if ended and (ended.get("exitCode") or container["name"] == names.ENGINE_CONTAINER):
             return _ended("CrashLooping", f"container {container['name']} {_exit(ended)}", ended)
         if last and not container.get("ready") and container.get("restartCount", 0) > 0:
             return _ended(
@@ -229,18 +230,42 @@ _LOWER = (
 )
 
 
+#: Where SGLang loads the draft and captures its graphs, in the traceback of what it meets there
+#: (0.5.14 to 0.5.23). What it then says differs by model, layer and version.
+_MAKING_DRAFT_READY = re.compile(
+    r"in maybe_init_draft_worker$|^ +self\.draft_worker\.init_cuda_graphs\(\)$", re.MULTILINE
+)
+_REJECTED = (
+    "it ended while it made the draft ready: does draft fit model and the engine's version?"
+)
+
+
 def _ended(reason: str, message: str, ended: Mapping[str, Any]) -> Trouble:
     """Why a container ended; the GPU's memory is told apart from the kernel's OOMKilled."""
-    if _OUT_OF_GPU_MEMORY.search(ended.get("message") or ""):
+    words = ended.get("message") or ""
+    if _OUT_OF_GPU_MEMORY.search(words):
         return Trouble("OutOfGpuMemory", f"{message}; {_LOWER}")
+    if _MAKING_DRAFT_READY.search(words):
+        return Trouble("DraftRejected", f"{message}; {_REJECTED}")
     return Trouble(reason, message)
 
 
+#: The exception below a traceback; more lines may follow.
+_RAISED = re.compile(r"^[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
+
+
+def _said(words: str) -> str:
+    """The line that says most: the exception of a traceback, else the last one."""
+    raised = _RAISED.findall(words) if "Traceback (most recent call last):" in words else []
+    lines = raised or words.strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
 def _exit(ended: Mapping[str, Any]) -> str:
-    said = (ended.get("message") or "").strip().splitlines()
+    said = _said(ended.get("message") or "")
     return (
         f"ended with {ended.get('reason') or 'Error'}, exit code {ended.get('exitCode', '?')}"
-        + (f": {said[-1][:300]}" if said else "")
+        + (f": {said}" if said else "")
     )
 
 

@@ -177,6 +177,7 @@ def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
 #: Which trouble names the cause when several pods have some.
 _SEVERITY = (
     "OutOfGpuMemory",
+    "DraftRejected",
     "CrashLooping",
     "ImagePullFailed",
     "ContainerConfigInvalid",

@@ -40,11 +40,12 @@ def register() -> None:
 
 def _register() -> None:
     from specserve_engine.environ import BadEnvironment, settings_from  # noqa: PLC0415
-    from specserve_engine.sglang import upstream  # noqa: PLC0415
+    from specserve_engine.sglang import last_words, upstream  # noqa: PLC0415
     from specserve_engine.sglang.agent import Agent  # noqa: PLC0415
     from specserve_engine.sglang.redaction import blank_log  # noqa: PLC0415
 
     blank_log()
+    last_words.listen()
     first = multiprocessing.parent_process() is None
     hooked = [*upstream.RANK_HOOKS, *(upstream.HTTP_HOOKS if first else ())]
     used = [*upstream.USED, *(upstream.HTTP_USED if first else ())]
