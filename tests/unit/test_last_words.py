@@ -151,6 +151,8 @@ def test_it_is_told_from_the_first_end_on(state):
 
 
 def test_the_condition_carries_it():
-    told_so = condition(seen(pods=[seen_pod(trouble=told(f"{DRAFT}{MISFIT}"))]), "Ready")
+    rejected = seen_pod("chat-1", trouble=told(f"{DRAFT}{MISFIT}"))
+    other = seen_pod("chat-0", trouble=observed.Trouble("CrashLooping", "for want of it"))
+    told_so = condition(seen(pods=[other, rejected]), "Ready")
     assert told_so[:2] == ("False", "DraftRejected")
     assert MISFIT in told_so[2]
