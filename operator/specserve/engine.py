@@ -161,8 +161,10 @@ class EngineClient:
         try:
             answer = await self.read_back(engine)
             reading = _readable(lambda: signals.from_read_back(answer))
-        except EngineError:
-            # What is to be mended is the key, whatever else is the matter.
+        except EngineUnreachable as error:
+            # Passes, or is told when it lasts, like any silence of an engine.
+            raise EngineUnreachable(error.code, f"{refusal}; {error}") from None
+        except EngineRefused:
             raise refusal from None
         return replace(reading, key_refused=True)
 
