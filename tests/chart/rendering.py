@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -44,6 +45,10 @@ def helm(*arguments: str, stdin: str = "", binary: str = "") -> str:
     return done.stdout
 
 
+# Of the chart itself, which no test changes.
+_helm_once = functools.cache(helm)
+
+
 def render(
     values: Any = None,
     *,
@@ -56,7 +61,8 @@ def render(
     # As JSON: what YAML dumps bare, such as y, Helm would read as a boolean.
     given = values if isinstance(values, str) else json.dumps(values or {})
     command = ("template", release, str(chart), "-n", namespace, "-f", "-")
-    text = helm(*command, stdin=given, binary=binary)
+    ask = _helm_once if chart == CHART else helm
+    text = ask(*command, stdin=given, binary=binary)
     assert "<no value>" not in text
     return [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from specserve import names
+from specserve.settings import PREFIX
 from tests.chart import rendering
 from tests.chart.release import Release
 from tests.chart.rendering import NAMESPACE
@@ -52,7 +53,9 @@ async def stage(cluster, tmp_path):
 @pytest.fixture
 def release(cluster):
     with contextlib.ExitStack() as stack:
-        yield Release(cluster, stack)
+        # Else it compares once in half a minute.
+        often = [{"name": f"{PREFIX}COMPARE_SECONDS", "value": "1"}]
+        yield Release(cluster, stack, extraEnv=often)
 
 
 async def differs(operator, lacking, unknown):
@@ -64,8 +67,8 @@ async def differs(operator, lacking, unknown):
         assert seen == [lacking, unknown]
         return True
 
-    # It looks each half minute, and the server publishes a schema some seconds after it took it.
-    await eventually(said, 60, "the comparison of the schemas")
+    # The server publishes a schema some seconds after it took it.
+    await eventually(said, 30, "the comparison of the schemas")
 
 
 def notes(cluster):

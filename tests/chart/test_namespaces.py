@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from specserve import names
+from specserve.settings import PREFIX
 from tests.chart.generate import ROOT
 from tests.chart.release import Release
 from tests.chart.rendering import NAMESPACE
@@ -18,14 +19,16 @@ from tests.integration.stage import HIGH, LOW, Stage, make_node
 
 USER = f"system:serviceaccount:{NAMESPACE}:specserve"
 FIRST, SECOND, LATE = "team-a", "team-b", "team-late"
+#: Else the operator asks for what it serves once a minute.
+LOOK_SECONDS = 5
 VALUES = {
     "watchNamespaces": [FIRST, SECOND, LATE],
     "rbac": {"clusterScoped": False},
     "crds": {"enabled": False},
+    "extraEnv": [{"name": f"{PREFIX}LOOK_SECONDS", "value": str(LOOK_SECONDS)}],
 }
 ROLE = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SECOND}/roles/specserve-engines"
-#: The operator asks for what it serves once a minute, and twice before it gives up.
-NOTICED = 90.0
+NOTICED = 15.0
 
 
 @pytest.fixture
