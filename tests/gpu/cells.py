@@ -36,8 +36,9 @@ RAMP = (
     "then throughput rises by up to a half in every arm"
 )
 HOW = (
-    "SGLang's servers of one cell ran on one GPU at once, all but one of them idle. Where a host "
-    "has several GPUs, each may have such a fleet of its own (beside); no cell mixes two. Clients "
+    "SGLang's servers of one cell ran at once on the same GPU, or GPUs, all but one of them idle. "
+    "Where a host has several GPUs, each may have such a fleet of its own (beside); no cell mixes "
+    "two. Clients "
     "start at once and ask again as soon as they are answered; windows begin when each was "
     "answered three times; tokens are counted as their streams tell of them, those "
     "told together spread over the time since the stream told of others. A window's rate is the "
@@ -156,7 +157,7 @@ def _cell(windows: Sequence[Line], clients: int, accept: float, fleet: str) -> L
         "ratioToBase": _rounded(
             _over(means[plan.SPECSERVE], _most(means[plan.ON], means[plan.BASE])), 4
         ),
-        "windows": {arm: len(each) for arm, each in figures.items()},
+        "windows": {arm: [round(rate, 1) for rate in each] for arm, each in figures.items()},
         "drafted": _rounded(_mean(each["drafted"] for each in steered), 3),
         "switches": sum(each["switches"] for each in steered),
         "settledSeconds": _rounded(_mean(each["settledSeconds"] for each in steered), 2),
@@ -197,24 +198,24 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def absent(table: Sequence[Line]) -> list[str]:
+def absent(table: Sequence[Line], tensor_parallel: int) -> list[str]:
     """What of the whole table was not measured, in words."""
+    alone = tensor_parallel == 1
+    places = (
+        product(plan.CLIENTS, plan.ACCEPTS)
+        if alone
+        else product(plan.PARALLEL_CLIENTS, plan.PARALLEL_ACCEPTS)
+    )
     known = {(cell["c"], cell["accept"]): cell for cell in table}
     found = []
-    own_table = any(cell[plan.DEFAULT] is not None for cell in table)
-    for place in product(plan.CLIENTS, plan.ACCEPTS):
-        cell = known.get(place)
-        arms = [
-            arm
-            for arm in (plan.ON, plan.OFF, plan.SPECSERVE, plan.BASE)
-            if cell is None or cell[arm] is None
-        ]
-        if own_table and place[1] == plan.DEFAULT_ACCEPT and cell and cell[plan.DEFAULT] is None:
-            arms.append(plan.DEFAULT)
+    for clients, accept in places:
+        wanted = [plan.ON, plan.OFF, plan.SPECSERVE, plan.BASE]
+        if alone and accept == plan.DEFAULT_ACCEPT:
+            wanted.append(plan.DEFAULT)
+        cell = known.get((clients, accept), {})
+        arms = [arm for arm in wanted if cell.get(arm) is None]
         if arms:
-            found.append(f"{place[0]} clients at acceptance {place[1]:g}: {', '.join(arms)}")
-    if not own_table:
-        found.append(f"{plan.DEFAULT}: in no cell; the device time went to the other arms")
+            found.append(f"{clients} clients at acceptance {accept:g}: {', '.join(arms)}")
     return found
 
 
@@ -222,14 +223,16 @@ def document(lines: Sequence[Line]) -> Line:
     """The whole result.
 
     Args:
-        lines: Of one kind of machine and one parallel size.
+        lines: Of one kind of machine, one parallel size and one link; they name a start of the
+            servers at least.
     """
     ramps = ramping(lines)
     left_out = [id(each) for found in ramps.values() for each in found]
     windows = [each for each in windows_of(lines) if id(each) not in left_out]
     table, again = cells(windows), repeated(windows)
     used = {each["fleet"] for each in (*table, *again)}
-    fleets = [line for line in lines if line["kind"] == FLEET and line["id"] in used]
+    started = [line for line in lines if line["kind"] == FLEET]
+    fleets = [line for line in started if line["id"] in used] or started
     last = fleets[-1]
     return {
         "benchmark": BENCHMARK,
@@ -256,7 +259,7 @@ def document(lines: Sequence[Line]) -> Line:
             }
             for fleet, found in ramps.items()
         ],
-        "missing": absent(table),
+        "missing": absent(table, last["tp"]),
         "cells": table,
         "repeated": again,
     }

@@ -75,11 +75,12 @@ class Host:
         """Return a cache of compiled kernels with those of the bundle in it.
 
         SGLang does not lock the file of a kernel against others that load it while it is written,
-        so servers that start together have one each.
+        so servers that start together have one each. One that exists is left as it is: a server
+        may run that has its kernels mapped, and ends by a segmentation fault if they are written.
         """
         cache, compiled = self.home / "cache" / name, self.bundle / "kernels"
         cache.mkdir(parents=True, exist_ok=True)
-        if compiled.is_dir():
+        if compiled.is_dir() and not any(cache.iterdir()):
             shutil.copytree(compiled, cache, dirs_exist_ok=True)
         return cache
 

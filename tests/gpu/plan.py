@@ -24,6 +24,8 @@ LIVE = "live"
 CLIENTS = (1, 10, 32, 70, 250)
 ACCEPTS = (1.0, 2.5, 3.5)
 """The cells of the table."""
+PARALLEL_CLIENTS, PARALLEL_ACCEPTS = (1, 32, 250), (2.5,)
+"""The cells where the model is spread over several GPUs."""
 DEFAULT_ACCEPT = 2.5
 """The acceptance at which the engine's own table is measured."""
 BLOCKS = (

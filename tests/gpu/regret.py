@@ -32,7 +32,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve import names
+from specserve import names, signals
 from tests.bench import measure, report
 from tests.engine.client import Lost, connected, until
 from tests.engine.install import mount_credentials
@@ -409,9 +409,8 @@ def _accepted(group: Mapping[str, Any]) -> int:
 
 
 async def _requests(engine: Engine) -> int:
-    return sum(
-        int(load["num_total_reqs"]) for load in (await engine.get(names.PATH_LOADS))["loads"]
-    )
+    reading = signals.from_loads(await engine.get(names.PATH_LOADS))
+    return reading.running + reading.queued
 
 
 async def _put_behaviour(engine: Engine, accept: float) -> None:

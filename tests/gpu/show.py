@@ -29,6 +29,12 @@ _WORDS = {
     plan.DEFAULT: "engine's own table",
     plan.SPECSERVE: "SpecServe",
 }
+_LINKS = {
+    "nvlink": " The GPUs reach each other's memory over NVLink; all-reduce by NCCL, without "
+    "multicast (`--disable-custom-all-reduce`, fusion off).",
+    "hostmem": " The same GPUs without peer memory (`NCCL_P2P_DISABLE=1`): NCCL goes through the "
+    "host's, as on a box of PCIe cards that do not reach each other.",
+}
 
 
 def render(results: Sequence[Result]) -> str:
@@ -41,6 +47,7 @@ def render(results: Sequence[Result]) -> str:
         ),
         "![throughput of each arm](gpu-regret.png)",
     ]
+    parts += dict.fromkeys(result["how"] for result in results)
     for result in results:
         parts += _one(result)
     return "\n\n".join(parts) + "\n"
@@ -58,11 +65,11 @@ def _one(result: Result) -> list[str]:
             f"{on['cores']} cores of {on['processor']}{curve}. Windows of "
             f"{result['windowSeconds']:g} s; prompts of "
             f"{result['traffic']['promptTokens']} tokens, answers of "
-            f"{result['traffic']['answerTokens']}."
+            f"{result['traffic']['answerTokens']}.{_LINKS.get(result['link'], '')}"
         ),
-        f"{result['how']}",
         _worst(result),
-        _table(result),
+        _table(result["cells"]),
+        *_again(result),
         *_missing(result),
     ]
 
@@ -84,7 +91,12 @@ def _worst(result: Result) -> str:
     )
 
 
-def _table(result: Result) -> str:
+def _again(result: Result) -> list[str]:
+    cells = result.get("repeated", ())
+    return ["The same cells by an earlier start of the servers:", _table(cells)] if cells else []
+
+
+def _table(cells: Sequence[Mapping[str, Any]]) -> str:
     arms = (plan.BASE, plan.ON, plan.OFF, plan.DEFAULT, plan.SPECSERVE)
     rows = [
         (
@@ -93,9 +105,9 @@ def _table(result: Result) -> str:
             *(_figure(cell[arm]) for arm in arms),
             _ratio(cell["ratio"], cell["stderr"]),
             _ratio(cell["ratioToBase"]),
-            "/".join(str(cell["windows"][arm]) for arm in arms),
+            "/".join(str(len(cell["windows"][arm])) for arm in arms),
         )
-        for cell in result["cells"]
+        for cell in cells
     ]
     return report.table(
         (
@@ -124,64 +136,88 @@ def _missing(result: Result) -> list[str]:
         f"left out: {each['windows']} windows that {each['why']}"
         for each in result.get("leftOut", ())
     ]
-    lines += [
-        (
-            f"measured again: {cell['c']} clients at acceptance {cell['accept']:g}, ratio "
-            f"{_ratio(cell['ratio'], cell['stderr'])} on another host"
-        )
-        for cell in result.get("repeated", ())
-    ]
     return ["\n".join(f"- {line}" for line in lines)] if lines else []
 
 
 def plot(results: Sequence[Result], path: Path) -> list[Path]:
-    """Draw throughput over clients for each acceptance, a row for each result."""
+    """Draw what each arm made of what held off made, over clients, for each acceptance."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    accepts = sorted({cell["accept"] for result in results for cell in result["cells"]})
-    if not accepts:
+    panels = [
+        (result, accept, cells)
+        for result in results
+        for accept in sorted({cell["accept"] for cell in result["cells"]})
+        if (cells := [cell for cell in result["cells"] if _drawn(cell, accept)])
+    ]
+    if not panels:
         return []
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
     figure, grid = plt.subplots(
-        len(results),
-        len(accepts),
-        figsize=(3.6 * len(accepts) + 0.6, 3.4 * len(results) + 0.6),
+        rows,
+        columns,
+        figsize=(3.8 * columns, 3.2 * rows + 0.7),
         dpi=120,
         squeeze=False,
         layout="constrained",
     )
-    for row, result in zip(grid, results, strict=True):
-        for axes, accept in zip(row, accepts, strict=True):
-            cells = [cell for cell in result["cells"] if cell["accept"] == accept]
-            _draw(axes, cells)
-            axes.set_title(f"acceptance {accept:g}", fontsize=9)
+    arms: dict[str, Any] = {}
+    for axes, (result, accept, cells) in zip(grid.flat, panels, strict=False):
+        arms |= _draw(axes, cells)
         link = f", {result['link']}" if result["tp"] > 1 else ""
-        row[0].set_ylabel(f"{result['tp']} x {result['gpu']}{link}\ntokens per second")
-    grid[0][-1].legend(fontsize=7, frameon=False)
-    for axes in grid[-1]:
-        axes.set_xlabel("clients")
+        axes.set_title(
+            f"{result['tp']} x {result['gpu']}{link}: acceptance {accept:g}", fontsize=9
+        )
+        axes.set_xlabel("clients", fontsize=8)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for row in grid:
+        row[0].set_ylabel("tokens per second / held off", fontsize=8)
+    figure.legend(
+        arms.values(),
+        arms.keys(),
+        loc="outside lower center",
+        ncols=len(arms),
+        frameon=False,
+        fontsize=8,
+    )
     figure.savefig(path, facecolor="white")
     plt.close(figure)
     return [path]
 
 
-def _draw(axes: Any, cells: Sequence[Mapping[str, Any]]) -> None:
+def _drawn(cell: Mapping[str, Any], accept: float) -> bool:
+    return bool(cell["accept"] == accept and cell[plan.OFF] is not None)
+
+
+def _draw(axes: Any, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Draw a panel; returns the line of each arm by its name."""
+    lines = {}
+    places = {cell["c"]: place for place, cell in enumerate(cells)}
     for arm, colour in _COLOURS.items():
-        known = [(cell["c"], cell[arm]) for cell in cells if cell[arm] is not None]
-        if known:
-            width = 2.2 if arm == plan.SPECSERVE else 1.2
-            axes.plot(
-                *zip(*known, strict=True),
-                marker="o",
-                markersize=3,
-                linewidth=width,
-                color=colour,
-                label=_WORDS[arm],
-                zorder=3 if arm == plan.SPECSERVE else 2,
-            )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+        known = [
+            (places[cell["c"]], cell[arm] / cell[plan.OFF])
+            for cell in cells
+            if cell[arm] is not None
+        ]
+        if not known:
+            continue
+        ours = arm == plan.SPECSERVE
+        [lines[_WORDS[arm]]] = axes.plot(
+            *zip(*known, strict=True),
+            marker="o",
+            markersize=5 if ours else 3,
+            linewidth=2.2 if ours else 1.2,
+            color=colour,
+            zorder=3 if ours else 2,
+        )
+    axes.set_xticks([*places.values()], [str(clients) for clients in places])
+    axes.margins(x=0.08)
+    axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=8)
     axes.grid(color="#e6e9ed", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
+    return lines

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tests.gpu import cells, plan, show
+from tests.gpu.host import Host
 from tests.gpu.plugins.simulated_acceptance import Draws
 from tests.gpu.tally import Stream, Tally, rate
 
@@ -191,16 +192,30 @@ class TestDraws:
         assert sum(draws.next(1.0, 4) for _ in range(100)) in (100, 101)
 
 
+class TestServers:
+    def test_kernels_that_a_running_server_may_have_mapped_are_not_written_again(self, tmp_path):
+        compiled = tmp_path / "bundle" / "kernels" / "rope"
+        compiled.mkdir(parents=True)
+        (compiled / "rope.so").write_bytes(b"as it was built")
+        host = Host(tmp_path / "bundle", tmp_path / "home")
+        kernel = host.kernels("tvm-live") / "rope" / "rope.so"
+        before = kernel.stat()
+        (compiled / "rope.so").write_bytes(b"as it was built anew")
+        assert host.kernels("tvm-live") == kernel.parents[1]
+        after = kernel.stat()
+        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 class TestCells:
     def test_off_has_the_windows_of_all_cells_with_as_many_clients(self):
         cell = cells.cells(WINDOWS)[-1]
         assert (cell["c"], cell["accept"]) == (70, 2.5)
         assert cell["windows"] == {
-            "base": 1,
-            "on": 3,
-            "off": 3,
-            "engineDefault": 0,
-            "specserve": 3,
+            "base": [1000.0],
+            "on": [1200.0, 1210.0, 1190.0],
+            "off": [900.0, 910.0, 905.0],
+            "engineDefault": [],
+            "specserve": [1180.0, 1200.0, 1190.0],
         }
         assert cell["off"] == 905.0
 
@@ -244,8 +259,7 @@ class TestCells:
         }
         assert "70 clients at acceptance 1: on, specserve" in result["missing"]
         assert "70 clients at acceptance 3.5: on, off, specserve, base" in result["missing"]
-        assert not any("70 clients at acceptance 2.5" in line for line in result["missing"])
-        assert result["missing"][-1].startswith("engineDefault: in no cell")
+        assert "70 clients at acceptance 2.5: engineDefault" in result["missing"]
         assert result["leftOut"] == []
 
     def test_the_newest_start_that_has_all_arms_is_gone_by_and_the_other_is_told(self):
@@ -256,7 +270,22 @@ class TestCells:
         )
         assert result["cells"][-1]["fleet"] == "b"
         assert [each["fleet"] for each in result["repeated"]] == ["a"]
-        assert "measured again: 70 clients" in show.render([result])
+        page = show.render([result])
+        assert "by an earlier start" in page
+        rows = [line.split()[1:4] for line in page.splitlines() if line.startswith("|")]
+        assert rows.count(["70", "|", "2.5"]) == 2
+
+    def test_servers_of_which_only_the_one_without_a_draft_was_measured_have_no_cell(self):
+        result = cells.document([FLEET, window(plan.BASE, 1_000.0)])
+        assert (result["cells"], [each["id"] for each in result["fleets"]]) == ([], ["a"])
+        assert "No cell was measured" in show.render([result])
+
+    def test_on_several_gpus_fewer_cells_are_wanted_and_no_table_of_the_engine(self):
+        result = cells.document([{**FLEET, "tp": 2, "link": "nvlink"}, *WINDOWS])
+        assert result["missing"] == [
+            f"{clients} clients at acceptance 2.5: on, off, specserve, base"
+            for clients in (1, 32, 250)
+        ]
 
     def test_windows_of_a_load_that_starts_out_of_step_are_left_out_until_it_is_in_step(self):
         moments = ("09:10:12", "09:11:23", "09:11:33")
