@@ -101,6 +101,26 @@ def test_no_interval_without_growth(case):
         assert verifies == 4000
 
 
+@given(batch=st.integers(1, 256), rounds=st.integers(1, 3), won=st.sampled_from((1, 2)))
+def test_a_few_rounds_of_a_large_batch_do_not_contradict_many(batch, rounds, won):
+    """As in a server whose requests win alike in each round: 2, 3, 2, 3 ... tokens."""
+    drafts = 1_000 * batch, (1_000 * batch, 500 * batch, 0)
+    counts, _ = BORN.learn(read(0.0, (3, *drafts)), batch=batch)
+    more = rounds * batch
+    later = drafts[0] + more, (drafts[1][0] + more, drafts[1][1] + (won - 1) * more, 0)
+    counts, _ = counts.learn(read(0.5, (3, *later)), batch=batch)
+    assert counts.acceptance.counted == pytest.approx(2.5, abs=0.01)
+
+
+@pytest.mark.parametrize("batch", [1, 16, 250])
+def test_several_rounds_of_another_traffic_are_believed_at_once(batch):
+    drafts = 10_000, (9_000, 8_000, 7_000)
+    counts, _ = BORN.learn(read(0.0, (3, *drafts)), batch=batch)
+    new = max(40, 4 * batch)
+    counts, _ = counts.learn(read(0.5, (3, drafts[0] + new, drafts[1])), batch=batch)
+    assert counts.acceptance.counted == 1.0
+
+
 def test_what_is_long_ago_says_nothing():
     counts, _ = BORN.learn(read(0, (3, 5000, (3500, 2250, 1500))))
     counts, _ = counts.learn(read(FORGOTTEN, (3, 5010, (3502, 2251, 1500))))

@@ -22,6 +22,9 @@ FORGOTTEN: Final = 60.0
 CHANGED: Final = 4.0
 #: Fewest verifies that can contradict earlier ones or decide anything.
 TELLING: Final = 40
+#: Fewest rounds that can contradict earlier ones: requests of one round may be alike, so that its
+#: verifies, however many, are hardly more than one.
+SEVERAL: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ class Counts:
         based = replace(self, base=rounds.acceptance)
         if not judged or not trials or trials[0] <= 0:
             return based, 0
-        kept = self._kept(trials, accepted, rounds.at)
+        contradicts = trials[0] >= max(TELLING, SEVERAL * (batch or 1))
+        kept = self._kept(trials, accepted, rounds.at, contradicts=contradicts)
         return (
             replace(
                 based,
@@ -120,14 +124,21 @@ class Counts:
             round(trials[0]),
         )
 
-    def _kept(self, trials: tuple[float, ...], accepted: tuple[float, ...], now: float) -> float:
+    def _kept(
+        self,
+        trials: tuple[float, ...],
+        accepted: tuple[float, ...],
+        now: float,
+        *,
+        contradicts: bool,
+    ) -> float:
         """The share of the earlier counts that still counts beside a new interval."""
         if self.at is None or now - self.at >= FORGOTTEN:
             return 0.0
         before = _survival(self.trials, self.accepted)
         after = _survival(trials, accepted)
         shared = min(len(before), len(after))
-        if shared and trials[0] >= TELLING:
+        if shared and contradicts:
             old = Acceptance(before, self.trials[0], now)
             new = Acceptance(after, trials[0], now)
             length = old.length(shared)
