@@ -4,8 +4,10 @@ Time goes in the loop's half seconds, or shorter where a verdict asks for it. No
 what the policy makes of noise is for the benchmark against the simulated engine.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from specserve import api
 from specserve.policy import (
@@ -25,6 +27,8 @@ from specserve.policy.rounds import bucket_of
 READ_BACK = 2.0
 #: Age in seconds of rounds that an engine's window still holds.
 WINDOW = 60.0
+#: Most rounds that it holds.
+MOST_ROUNDS = 512
 
 
 def expected(length: float, steps: int) -> tuple[float, ...]:
@@ -39,6 +43,33 @@ def expected(length: float, steps: int) -> tuple[float, ...]:
 
 
 @dataclass
+class Window:
+    """The newest rounds of one batch bucket at one step count, as an engine keeps them."""
+
+    rounds: deque[tuple[float, float, float]] = field(default_factory=deque)
+    count: float = 0.0
+
+    def add(self, now: float, rounds: float, took: float) -> None:
+        """Take in so many rounds that took so long each."""
+        self.rounds.append((now, rounds, took))
+        self.count += rounds
+        while self.rounds[0][0] < now - WINDOW or self.count - self.rounds[0][1] >= MOST_ROUNDS:
+            self.count -= self.rounds.popleft()[1]
+
+    def cell(self, bucket: int, steps: int) -> Cell:
+        """What the engine says of them: how many, and the median of their times."""
+        half = self.count / 2
+        by_time = sorted((took, rounds) for _, rounds, took in self.rounds)
+        upto = accumulate(rounds for _, rounds in by_time)
+        median = next(
+            (took for (took, _), sofar in zip(by_time, upto, strict=True) if sofar >= half),
+            by_time[-1][0],
+        )
+        count = max(1, min(MOST_ROUNDS, int(self.count)))
+        return Cell(bucket, steps, count, median, self.rounds[-1][0])
+
+
+@dataclass
 class World:
     """One pod, its engine and the operator's memory of it.
 
@@ -50,6 +81,7 @@ class World:
         plain: Seconds of a plain round by batch.
         hidden: Share of the tokens of a speculating engine that its round times do not lie about.
         counted: Whether the engine counts accepted drafts.
+        slowed: Factor by which other work on the machine lengthens rounds, by the time.
     """
 
     policy: api.Policy
@@ -64,7 +96,7 @@ class World:
     now: float = 0.0
     memory: Memory = field(default_factory=Memory.start)
     knowledge: Knowledge = field(default_factory=Knowledge)
-    cells: dict[tuple[int, int], Cell] = field(default_factory=dict)
+    timed: dict[tuple[int, int], Window] = field(default_factory=dict)
     counts: dict[int, tuple[float, list[float]]] = field(default_factory=dict)
     tokens: float = 0.0
     switches: list[tuple[float, int]] = field(default_factory=list)
@@ -76,6 +108,7 @@ class World:
     hidden: float = 1.0
     may_probe: bool = True
     counted: bool = True
+    slowed: Callable[[float], float] = lambda now: 1.0  # noqa: ARG005
 
     def active(self) -> int:
         """Steps that the engine runs now."""
@@ -102,14 +135,12 @@ class World:
         if self.ran not in {None, steps}:  # the engine follows its table
             self.switches.append((self.now, steps))
             self.ran = steps
-        took = self.plain(self.batch) * (self.ratio(self.batch, steps) if steps else 1.0)
+        slower = self.slowed(self.now)
+        took = slower * self.plain(self.batch) * (self.ratio(self.batch, steps) if steps else 1.0)
         rounds = seconds / took
-        self.tokens += seconds * self.rate(steps)
+        self.tokens += seconds * self.rate(steps) / slower
         bucket = bucket_of(self.batch)
-        before = self.cells.get((bucket, steps))
-        kept = before.rounds if before is not None and self.now - before.seen < WINDOW else 0
-        seen = max(1, min(512, int(kept + rounds)))
-        self.cells[bucket, steps] = Cell(bucket, steps, seen, took, self.now)
+        self.timed.setdefault((bucket, steps), Window()).add(self.now, rounds, took)
         if steps and self.counted:
             verifies, accepted = self.counts.get(steps, (0.0, [0.0] * steps))
             chances = expected(self.accept, steps)
@@ -123,7 +154,7 @@ class World:
         self.read_at = self.now
         self.rounds = Rounds(
             self.now,
-            tuple(self.cells.values()),
+            tuple(window.cell(*arm) for arm, window in self.timed.items()),
             tuple(
                 Accepted(steps, int(verifies), tuple(int(a) for a in accepted))
                 for steps, (verifies, accepted) in sorted(self.counts.items())

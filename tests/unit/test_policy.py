@@ -145,7 +145,9 @@ def in_mode(mode, since: float = 0.0, **fields) -> Memory:
         ),
         pytest.param(
             {"on_signal_loss": "On"}, in_mode("Off", waiting=54), None, 60,
-            Verdict("On", "NoSamples", "on: no reading for 6 s, limit 5 s", True),
+            Verdict(
+                "On", "NoSamples", "on: no reading for 6 s, limit 5 s, onSignalLoss is On", True
+            ),
             id="a reading that never came is a loss",
         ),
         pytest.param(
@@ -170,14 +172,18 @@ def in_mode(mode, since: float = 0.0, **fields) -> Memory:
         ),
         pytest.param(
             {"on_signal_loss": "Off"}, in_mode("On", heard=50, stamp=1), None, 60,
-            Verdict("Off", "SamplesStale", "off: last reading 10 s old, limit 5 s", True),
+            Verdict(
+                "Off", "SamplesStale",
+                "off: last reading 10 s old, limit 5 s, onSignalLoss is Off", True,
+            ),
             id="signal loss off",
         ),
         pytest.param(
             {"on_signal_loss": "On"}, in_mode("Off", since=58, heard=50, stamp=1), None, 60,
             Verdict(
                 "Off", "Dwelling",
-                "hold off: last reading 10 s old, limit 5 s, dwell 8 s of 10 s left", False,
+                "hold off: last reading 10 s old, limit 5 s, onSignalLoss is On, "
+                "dwell 8 s of 10 s left", False,
             ),
             id="signal loss keeps the dwell",
         ),
@@ -186,8 +192,8 @@ def in_mode(mode, since: float = 0.0, **fields) -> Memory:
             in_mode("On", heard=50, stamp=1, flips=(0.0,)), None, 60,
             Verdict(
                 "On", "BudgetSpent",
-                "hold on: last reading 10 s old, limit 5 s, 1 of 1 flips an hour spent, "
-                "next in 3540 s", False,
+                "hold on: last reading 10 s old, limit 5 s, onSignalLoss is Off, "
+                "1 of 1 flips an hour spent, next in 3540 s", False,
             ),
             id="signal loss keeps the budget",
         ),
@@ -246,7 +252,7 @@ def in_mode(mode, since: float = 0.0, **fields) -> Memory:
             {}, in_mode("On", tokens=5, stalled_since=50), at(60, 0, 180, tokens=5), 60,
             Verdict(
                 "On", "EngineStalled",
-                "hold on: engine stalled, requests queued, 0 running and no token for 10 s", False,
+                "hold on: engine stalled, requests waited, 0 running and no token for 10 s", False,
             ),
             id="stalled",
         ),
@@ -255,7 +261,7 @@ def in_mode(mode, since: float = 0.0, **fields) -> Memory:
             in_mode("On", stamp=1, heard=30, tokens=5, stalled_since=20, stalled=True), None, 60,
             Verdict(
                 "On", "EngineStalled",
-                "hold on: engine stalled, requests queued, 0 running and no token for 40 s", False,
+                "hold on: engine stalled, requests waited, 0 running and no token for 40 s", False,
             ),
             id="stalled and silent stays stalled",
         ),
@@ -332,7 +338,7 @@ def test_nothing_but_time_leads_from_waiting_to_loss():
         assert (verdict.mode, verdict.code) == (None, "NoSamples")
     verdict, memory = decide(rule, memory, None, 5.5)
     assert (verdict.mode, verdict.code) == ("Off", "NoSamples")
-    assert verdict.reason == "off: no reading for 5.5 s, limit 5 s"
+    assert verdict.reason == "off: no reading for 5.5 s, limit 5 s, onSignalLoss is Off"
 
 
 def test_resume_counts_the_switch_on_record():

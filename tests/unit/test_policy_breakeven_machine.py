@@ -1,5 +1,6 @@
 """Any history of traffic, silence, edits and restarts keeps the promises of BreakEven."""
 
+import re
 from itertools import pairwise
 
 from hypothesis import settings
@@ -41,6 +42,22 @@ def policies(draw: st.DrawFn) -> api.Policy:
             "draftKv": draw(st.sampled_from(["Cold", "Warm", "Auto"])),
         }
     )
+
+
+def true_to_itself(verdict: Verdict) -> None:
+    """No reason speaks for the opposite of what is done, held or looked at for other reasons."""
+    weighed = re.search(r"acceptance ([\d.]+) (above|below) break-even ([\d.]+)", verdict.reason)
+    if weighed is not None:
+        length, relation, ratio = float(weighed[1]), weighed[2], float(weighed[3])
+        assert length >= ratio - 0.01 if relation == "above" else length <= ratio + 0.01
+    if verdict.reason.startswith("hold") or verdict.code == "Probing":
+        return
+    assert verdict.reason.startswith(f"{str(verdict.mode).lower()}: ")
+    against = {"On": r"below break-even|\d (?:in flight|running|queued)[\w ]* above \d"}.get(
+        str(verdict.mode), r"above break-even|\d (?:in flight|running|queued)[\w ]* below \d"
+    )
+    if verdict.code not in FREE:
+        assert re.search(against, verdict.reason) is None
 
 
 class Life(RuleBasedStateMachine):
@@ -160,6 +177,7 @@ class Life(RuleBasedStateMachine):
         assert verdict.code.isalnum()
         assert verdict.reason
         assert "\n" not in verdict.reason
+        true_to_itself(verdict)
         if verdict.mode is None:
             return
         assert verdict.setting is not None

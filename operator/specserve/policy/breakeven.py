@@ -12,9 +12,10 @@ from itertools import groupby
 from typing import Final, Literal
 
 from specserve import api
-from specserve.policy import pace, threshold
+from specserve.policy import guard, pace, threshold
 from specserve.policy.acceptance import TELLING, Acceptance
 from specserve.policy.curve import across
+from specserve.policy.knowledge import AGREED, Time
 from specserve.policy.rounds import BUCKETS, LARGEST_BATCH, bucket_of, smallest
 from specserve.policy.state import Context, Memory, Sample, Tiers, steps_at
 
@@ -35,6 +36,9 @@ CLOSE: Final = 1.15
 EVENING: Final = 5.0
 #: Share by which the demand must be outside a bucket to leave it.
 SLACK: Final = 0.1
+#: Factor between what two neighbouring batches, or a curve and rounds, show of `r`, from which one
+#: of them is doubted: on H200s neighbours differ by up to 1.25.
+FAR: Final = 1.4
 #: Largest batch that is weighed if the engine does not say how many requests it runs at most.
 LARGEST: Final = 1024
 
@@ -115,25 +119,69 @@ def acceptance_of(memory: Memory, context: Context, now: float) -> Acceptance | 
 
 
 def live(context: Context, batch: int, steps: int) -> float | None:
-    """`r_s(B)` as live engines show it: by the clock once that is sure, else by round times."""
-    paced = pace.ratio(context.paces, bucket_of(batch), steps)
-    if paced is not None and paced[1]:
-        return paced[0]
+    """`r_s(B)` as live engines show it: by the clock once that is trusted, else by round times.
+
+    The clock goes before round times as long as both its paces are of about one time, and later
+    as long as round times bear it out. Not below 1, whatever was measured: a round with drafts
+    does all that a plain one does.
+    """
+    shown = _shown(context, batch, steps)
+    return None if shown is None else max(1.0, shown)
+
+
+def _shown(context: Context, batch: int, steps: int) -> float | None:
+    paced = pace.compared(context.paces, bucket_of(batch), steps)
     timed = context.knowledge.ratio(batch, steps)
-    return paced[0] if timed is None and paced is not None else timed
+    if paced is None or timed is None:
+        return timed if paced is None else paced.ratio
+    borne_out = paced.together or abs(timed / paced.ratio - 1) <= AGREED
+    return paced.ratio if paced.trusted and borne_out else timed
+
+
+def odd(context: Context, batch: int, steps: int) -> bool:
+    """Whether `r_s(B)` as measured can hardly be, or is far from what is known beside it."""
+    shown = _shown(context, batch, steps)
+    if shown is None:
+        return False
+    if not 1 <= shown <= steps + 1:
+        return True
+    place = BUCKETS.index(bucket_of(batch))
+    beside = BUCKETS[max(place - 1, 0) : place] + BUCKETS[place + 1 : place + 2]
+    expected = [
+        known
+        for each in beside
+        if context.knowledge.exact(each, steps)
+        and (known := context.knowledge.ratio(each, steps)) is not None
+    ]
+    if context.curve is not None:
+        expected.append(context.curve.ratio(batch, steps))
+    return any(not 1 / FAR <= shown / each <= FAR for each in expected)
+
+
+def sure(context: Context, batch: int, steps: int) -> bool:
+    """Whether what rounds of a step count take here was seen more than once, or for long."""
+    timed = _timed(context, batch, steps)
+    if timed is not None:
+        return timed.sure
+    paced = pace.find(context.paces, bucket_of(batch), steps)
+    return paced is not None and paced.behind >= pace.TRUSTED
+
+
+def _timed(context: Context, batch: int, steps: int) -> Time | None:
+    known = context.knowledge
+    return known.of_bucket(bucket_of(batch), steps) or known.time(batch, steps)
 
 
 def exact(context: Context, batch: int, steps: int) -> bool:
     """Whether `live` is of this very bucket, not of one beside it."""
-    paced = pace.ratio(context.paces, bucket_of(batch), steps)
+    paced = pace.compared(context.paces, bucket_of(batch), steps)
     return paced is not None or context.knowledge.exact(batch, steps)
 
 
 def seen(context: Context, batch: int, steps: int) -> float | None:
     """When rounds of a step count were last measured at a batch, None if they are not known."""
-    bucket = bucket_of(batch)
-    timed = context.knowledge.of_bucket(bucket, steps) or context.knowledge.time(batch, steps)
-    paced = pace.find(context.paces, bucket, steps)
+    timed = _timed(context, batch, steps)
+    paced = pace.find(context.paces, bucket_of(batch), steps)
     return max((each.seen for each in (timed, paced) if each is not None), default=None)
 
 
@@ -360,7 +408,14 @@ def numbers(
     return load + weighed
 
 
-def words(known: tuple[Arm, ...], steps: int, batch: int) -> tuple[str, str]:
+def words(
+    context: Context,
+    sample: Sample,
+    acceptance: Acceptance,
+    known: tuple[Arm, ...],
+    steps: int,
+    batch: int,
+) -> tuple[str, str]:
     """Why `steps` is right at a batch, as (code, words); `known` must not be empty."""
     if steps == 0:
         tried = [arm for arm in known if arm.source != "Estimate"]
@@ -369,16 +424,49 @@ def words(known: tuple[Arm, ...], steps: int, batch: int) -> tuple[str, str]:
     else:
         arm = next((arm for arm in known if arm.steps == steps), known[-1])
         code, relation = "AboveBreakEven", "above"
-    where = f"at {batch} in flight"
-    if (arm.value > 1) != (steps > 0):
-        return "WithinMargin", (
-            f"acceptance {arm.length:.2f} within the margin of break-even {arm.ratio:.2f} {where}"
-        )
-    depth = f", {arm.steps} steps" if len(known) > 1 else ""
+    depth = f", {guard.steps(arm.steps)}" if len(known) > 1 else ""
     source = "" if arm.source == "Live" else f" ({_SOURCES[arm.source]})"
-    return code, (
-        f"acceptance {arm.length:.2f} {relation} break-even {arm.ratio:.2f}{source} {where}{depth}"
-    )
+    even = f"break-even {arm.ratio:.2f}{source} {where(context, sample, batch)}{depth}"
+    if (arm.value > 1) == (steps > 0):
+        return code, f"acceptance {arm.length:.2f} {relation} {even}"
+    what = f"acceptance {arm.length:.2f}, {even}"
+    if acceptance.verifies < TELLING:
+        count = round(acceptance.verifies)
+        return "TooFewVerifies", f"{what}: {count} verifies are too few to switch"
+    return "WithinMargin", f"{what}: too close to switch"
+
+
+def unknown(
+    policy: api.Policy,
+    context: Context,
+    sample: Sample,
+    acceptance: Acceptance | None,
+    steps: int,
+    batch: int,
+) -> str:
+    """Why `steps` is in force at a batch where nothing can be weighed yet, in words."""
+    at = where(context, sample, batch)
+    even = ratio(context, batch, context.deepest)
+    if acceptance is None and even is not None:
+        source = "" if even[1] == "Live" else f" ({_SOURCES[even[1]]})"
+        what = f"acceptance not seen yet, break-even {even[0]:.2f}{source} {at}"
+    else:
+        what = f"break-even {at} not known yet"
+    proposal = threshold.propose(policy, context, sample)
+    if (proposal.mode or "On") == ("On" if steps else "Off"):
+        return f"{what}, by policy.threshold until then: {proposal.numbers}"
+    return f"{what}, as before until then"
+
+
+def where(context: Context, sample: Sample, batch: int) -> str:
+    """The batch that a decision is about, in words."""
+    load = sum(context.load(sample))
+    rank = "" if context.ranks == 1 else " per rank"
+    mean = "" if context.demand is None else " in the mean pod"
+    more = ", idle now" if not load else ""
+    if sample.capacity is not None and load > sample.capacity:
+        more = f" and {load - sample.capacity} more waiting"
+    return f"at {batch} in flight{rank}{mean}{more}"
 
 
 _SOURCES: Final[dict[Source, str]] = {

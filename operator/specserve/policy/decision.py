@@ -208,11 +208,11 @@ def _weigh(
         memory = replace(memory, table=table, tiers=tiers, weighed=weighed)
     steps = steps_at(memory.tiers, bucket)
     known = breakeven.arms(context, acceptance, batch)
-    if known:
-        code, why = breakeven.words(known, steps, batch)
+    if acceptance is not None and known:
+        code, why = breakeven.words(context, sample, acceptance, known, steps, batch)
     else:
-        proposal = threshold.propose(policy, context, sample)
-        code, why = "Learning", f"break-even not known here yet, {proposal.numbers}"
+        code = "Learning"
+        why = breakeven.unknown(policy, context, sample, acceptance, steps, batch)
     setting = Setting(memory.tiers, _draft_kv(policy, memory))
     verdict = Verdict(
         "On" if steps else "Off",
@@ -297,11 +297,12 @@ def _begin(memory: Memory, begun: Probe, now: float) -> tuple[Verdict, Memory]:
 
 def _look(memory: Memory, looked: Probe) -> tuple[Verdict, Memory]:
     mode: Mode = "On" if looked.steps else "Off"
+    how = f"at {guard.steps(looked.steps)}" if looked.steps else "without drafts"
     return (
         Verdict(
             mode,
             "Probing",
-            f"{mode.lower()}: short look at {looked.steps} steps: {looked.why}",
+            f"{mode.lower()}: short look {how}: {looked.why}",
             flip=False,
             setting=Setting(((1, looked.steps),)),
             fallback=looked.back,
@@ -365,7 +366,10 @@ def _without_draft(
     if looked is not None:
         memory = _withdraw(policy, memory, looked, now)
     limit = policy.draft_guard.accept_length_centi / 100
-    why = f"acceptance up to {limit:.2f} in {memory.ineffective} readings with traffic"
+    why = (
+        f"the draft wins nothing, acceptance at most {limit:.2f} in {memory.ineffective} "
+        "readings with traffic"
+    )
     if memory.mode == "Off" and memory.ordered is not None:
         off = replace(memory, ordered=Setting(((1, 0),), _draft_kv(policy, memory)))
         begun = probe.due(policy, off, sample, context, now, present=0)
@@ -415,7 +419,7 @@ def _heard(memory: Memory, now: float) -> float:
 
 def _silence(memory: Memory, now: float) -> str:
     since = now if memory.stalled_since is None else memory.stalled_since
-    return f"engine stalled, requests queued, 0 running and no token for {seconds(now - since)}"
+    return f"engine stalled, requests waited, 0 running and no token for {seconds(now - since)}"
 
 
 def _blind(policy: api.Policy, memory: Memory, now: float) -> tuple[Verdict, Memory]:
@@ -431,6 +435,7 @@ def _blind(policy: api.Policy, memory: Memory, now: float) -> tuple[Verdict, Mem
         return _hold(policy, memory, code, numbers)
     # What happens while nothing can be read can not be watched either.
     mode = policy.on_signal_loss
+    numbers += f", onSignalLoss is {mode}"
     return _guarded(policy, memory, mode, code, numbers, now, watched=False)
 
 

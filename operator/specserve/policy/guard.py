@@ -24,6 +24,11 @@ def seconds(value: float) -> str:
     return f"{math.ceil(round(value * 10, 6)) / 10:.1f}".removesuffix(".0") + " s"
 
 
+def steps(count: int) -> str:
+    """A step count for people."""
+    return f"{count} step" if count == 1 else f"{count} steps"
+
+
 def spent(memory: Memory, now: float) -> Memory:
     """Memory with one flip more."""
     return replace(memory, flips=(*recent(memory.flips, now), now))
@@ -64,7 +69,7 @@ def unrest(policy: api.Policy, memory: Memory, now: float) -> tuple[str, str] | 
     if left > 0:
         return "Dwelling", f"a close call, dwell {seconds(left)} of {longer} s left"
     if not seldom(policy, memory, now, 1):
-        return "BudgetSpent", "a close call, and the flips of these ten minutes are spent"
+        return "BudgetSpent", "a close call, and such have had their flips of these ten minutes"
     return None
 
 

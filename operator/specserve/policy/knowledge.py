@@ -19,6 +19,10 @@ FEWEST_ROUNDS: Final = 8
 EXPIRY: Final = 3600.0
 #: Largest factor between two buckets between which a time is interpolated.
 SPAN: Final = 2.0
+#: Largest relative difference between two readings that bear each other out.
+AGREED: Final = 0.2
+#: Seconds between two such that make a time sure: longer than most disturbances.
+SURE: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,19 @@ class Time:
         seen: When the newest round behind it ended, seconds on the operator's clock.
         batch: Mean batch of the rounds behind it.
         rounds: How many they are.
+        since: When the first of the readings ended that have agreed ever since.
     """
 
     seconds: float
     seen: float
     batch: float
     rounds: int
+    since: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether it was seen again later: one disturbance can lengthen all rounds of a look."""
+        return self.seen - self.since >= SURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +69,13 @@ class Knowledge:
                 continue
             old = self.of_bucket(cell.bucket, cell.steps)
             if old is None or cell.seen > old.seen:
+                agrees = old is not None and abs(cell.seconds / old.seconds - 1) <= AGREED
                 times.setdefault(cell.steps, {})[cell.bucket] = Time(
-                    cell.seconds, cell.seen, cell.batch or float(cell.bucket), cell.rounds
+                    cell.seconds,
+                    cell.seen,
+                    cell.batch or float(cell.bucket),
+                    cell.rounds,
+                    old.since if old is not None and agrees else cell.seen,
                 )
         if not times:
             return self
@@ -96,6 +112,7 @@ class Knowledge:
                 min(below.seen, above.seen),
                 batch,
                 min(below.rounds, above.rounds),
+                max(below.since, above.since),
             )
         return self.of_bucket(bucket_of(math.ceil(batch)), steps)
 

@@ -23,7 +23,12 @@ ALIKE: Final = 0.1
 MEMORY: Final = 20.0
 #: Seconds behind both paces from which their quotient is taken before that of round times.
 TRUSTED: Final = 4.0
-#: Age in seconds at which a pace is begun anew, and is compared with no newer one.
+#: Seconds between the newest of both up to which it is whatever round times say: a pace that is
+#: not kept up takes in nothing new, and they do.
+TOGETHER: Final = 120.0
+#: Age in seconds at which a pace is begun anew: what it took in then may have been disturbed.
+BROKEN: Final = 30.0
+#: Age in seconds at which a pace is compared with no newer one.
 EXPIRY: Final = 900.0
 #: Most paces that are kept.
 KEPT: Final = 24
@@ -48,6 +53,21 @@ class Pace:
     behind: float
     seen: float
     batch: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What two paces of one bucket say.
+
+    Attributes:
+        ratio: `r_s(B)` by the clock.
+        trusted: Whether enough is behind both.
+        together: Whether both are of about one time.
+    """
+
+    ratio: float
+    trusted: bool
+    together: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +127,7 @@ class Paces:
         bucket = bucket_of(-(-running // max(ranks, 1)))
         others = [p for p in self.known if (p.bucket, p.steps) != (bucket, steps)]
         old = find(self.known, bucket, steps)
-        if old is not None and rounds.at - old.seen > EXPIRY:
+        if old is not None and rounds.at - old.seen > BROKEN:
             old = None
         behind = lasted if old is None else min(MEMORY, old.behind + lasted)
         if old is not None:
@@ -123,8 +143,8 @@ def find(known: Iterable[Pace], bucket: int, steps: int) -> Pace | None:
     return next((p for p in known if (p.bucket, p.steps) == (bucket, steps)), None)
 
 
-def ratio(known: Iterable[Pace], bucket: int, steps: int) -> tuple[float, bool] | None:
-    """`r_s(B)` by the clock and whether it is to be trusted.
+def compared(known: Iterable[Pace], bucket: int, steps: int) -> Compared | None:
+    """The pace of a step count over that of off.
 
     None unless both paces are known, of one time and of like loads: contexts change, and rounds
     grow with the batch in a bucket.
@@ -135,7 +155,11 @@ def ratio(known: Iterable[Pace], bucket: int, steps: int) -> tuple[float, bool] 
         return None
     if abs(on.batch / off.batch - 1) > ALIKE:
         return None
-    return on.seconds / off.seconds, min(on.behind, off.behind) >= TRUSTED
+    return Compared(
+        on.seconds / off.seconds,
+        trusted=min(on.behind, off.behind) >= TRUSTED,
+        together=abs(on.seen - off.seen) <= TOGETHER,
+    )
 
 
 def _count(rounds: Rounds, steps: int) -> int | None:

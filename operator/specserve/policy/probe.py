@@ -6,6 +6,7 @@ None is made where no outcome could change the decision, each is paid from a cre
 as a small share of throughput, and each that changes nothing doubles the time to the next.
 """
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +18,7 @@ from specserve.policy.state import (
     FIRST_CREDIT,
     FIRST_MOVED_WAIT,
     FIRST_WAIT,
+    LEARN_WAIT,
     Context,
     Kind,
     Memory,
@@ -46,10 +48,14 @@ LEFT: Final = 1.6
 LEARNT_ROUNDS: Final = 20
 #: Seconds of a probe after which its pace will do where no round was undisturbed.
 PACED: Final = 1.5
-#: Time in seconds from a probe to the next that learns what a round takes.
-LEARN_WAIT: Final = 10.0
 #: Share of throughput that a step count loses of which nothing is known.
 UNKNOWN_LOSS: Final = 0.6
+#: Seconds that a look takes whose outcome is odd: most of what disturbs rounds is over by then.
+DOUBTED: Final = 2.0
+#: Seconds from a look to the one that bears it out: an engine's window then holds other rounds.
+APART: Final = 60.0
+#: Worth of the present steps from which a plain round that was disturbed decides nothing.
+DISTURBED: Final = 2.0
 #: Age in seconds at which a plain round time is looked at again, where it matters.
 AGED: Final = 600.0
 #: Worth of the present steps from which no drift of a plain round is expected to change the mode.
@@ -155,13 +161,14 @@ def _look_on(
     }
     needed = 1 + policy.break_even.margin_percent / 100
     if not known:
-        return deepest, "Learn", "what a round with drafts takes here is not known"
+        return deepest, "Learn", "how long a round with drafts takes at this load is not known"
     if all((steps + 1) / ratio <= needed for steps, ratio in known.items()):
-        return None  # not even with every draft accepted
+        # Not even with every draft accepted, if that is what a round takes.
+        return _again(context, batch, deepest, now, APART)
     if acceptance is None:
         return deepest, "Renew", "acceptance is not known"
     if _borrowed(context, acceptance, batch, deepest):
-        return deepest, "Check", "what a round takes is known beside this batch only"
+        return deepest, "Check", "break-even is known beside this load only"
     promising = _untried(context, acceptance, batch, needed)
     if promising is not None:
         return promising
@@ -169,9 +176,9 @@ def _look_on(
         ago = guard.seconds(now - acceptance.at)
         return deepest, "Renew", f"acceptance was last seen {ago} ago"
     if acceptance.batch is not None and not _within(acceptance.batch / batch, MOVED):
-        return deepest, "Moved", f"acceptance was seen at {round(acceptance.batch)} in flight"
+        return deepest, "Moved", f"acceptance was last seen at {round(acceptance.batch)} in flight"
     if breakeven.live(context, batch, deepest) is None:
-        return deepest, "Check", "the curve has not been checked here"
+        return deepest, "Check", "the curve has not been checked against rounds at this load"
     return None
 
 
@@ -206,17 +213,43 @@ def _look_else(
     if breakeven.seen(context, batch, present) is None or acceptance is None:
         return None  # it is being learnt
     if breakeven.live(context, batch, present) is None:
-        return 0, "Learn", "what a plain round takes here is not known"
+        return 0, "Learn", "how long a plain round takes at this load is not known"
     if _borrowed(context, acceptance, batch, present):
-        return 0, "Check", "what a round takes is known beside this batch only"
+        return 0, "Check", "break-even is known beside this load only"
     arm = breakeven.weigh(context, acceptance, batch, present)
-    plain = breakeven.seen(context, batch, 0)
-    if arm is not None and arm.value < SAFE and (plain is None or now - plain > AGED):
-        return 0, "Renew", "what a plain round takes here was last seen long ago"
     worth = 1.0 if arm is None else arm.value
-    return _untried(
+    return _plain_again(context, batch, now, present, worth) or _untried(
         context, acceptance, batch, worth * (1 + policy.break_even.margin_percent / 100)
     )
+
+
+def _plain_again(
+    context: Context, batch: int, now: float, present: int, worth: float
+) -> Look | None:
+    """Another look at a plain round, which may have changed, or have been disturbed when seen."""
+    seen = breakeven.seen(context, batch, 0)
+    age = math.inf if seen is None else now - seen
+    odd = breakeven.odd(context, batch, present)
+    if (worth < SAFE or odd) and age > AGED:
+        return 0, "Renew", "how long a plain round takes at this load was not seen for long"
+    if worth >= DISTURBED and not odd:
+        return None
+    # Speculation that wins little only later, as acceptance falls, is about to be decided anyway.
+    soon = odd or (worth < NEARLY and age < 2 * APART)
+    return _again(context, batch, 0, now, APART if soon else AGED)
+
+
+def _again(context: Context, batch: int, steps: int, now: float, wait: float) -> Look | None:
+    """A second look at rounds that were seen once: what disturbed them, lengthened all of them.
+
+    So one look may have shown a plain round so long that any speculation seems to pay, or one
+    with drafts so long that none does.
+    """
+    seen = breakeven.seen(context, batch, steps)
+    if seen is None or now - seen < wait or breakeven.sure(context, batch, steps):
+        return None
+    kind = "with" if steps else "without"
+    return steps, "Check", f"how long rounds {kind} drafts take at this load was seen only once"
 
 
 def _untried(context: Context, acceptance: Acceptance, batch: int, needed: float) -> Look | None:
@@ -229,7 +262,7 @@ def _untried(context: Context, acceptance: Acceptance, batch: int, needed: float
     if not expected:
         return None
     arm = max(expected, key=lambda arm: arm.value)
-    return arm.steps, "Learn", f"{arm.steps} steps are expected to be better"
+    return arm.steps, "Learn", f"{guard.steps(arm.steps)} should win more, never tried here"
 
 
 def _loss(
@@ -264,6 +297,10 @@ def over(memory: Memory, probe: Probe, sample: Sample, context: Context, now: fl
     known = breakeven.live(context, batch, probe.steps) is not None
     if not fresh and (probe.kind in _LEARNING or not probe.steps or not known):
         return False
+    if fresh and lasted < DOUBTED and not breakeven.sure(context, batch, probe.steps):
+        steps = probe.steps or probe.back.steps_for(batch)
+        if breakeven.odd(context, batch, steps):
+            return False
     if probe.steps == 0:
         return True
     return memory.counts.verifies(probe.steps) - probe.verifies >= ENOUGH_VERIFIES

@@ -21,6 +21,8 @@ DraftKv = Literal["Cold", "Warm"]
 FIRST_WAIT: Final = 60.0
 #: The same for probes because the load moved.
 FIRST_MOVED_WAIT: Final = 15.0
+#: Time in seconds from a probe, or from taking over an engine, to one that learns what is unknown.
+LEARN_WAIT: Final = 10.0
 #: Seconds of lost throughput that an engine not yet known may cost.
 FIRST_CREDIT: Final = 3.0
 
@@ -313,13 +315,15 @@ class Memory:
             mode: What the engine's read-back says, None if it does not say.
             since: Last recorded switch on the caller's clock, None if none is on record.
             tiers: The table that the engine follows, as in `Setting`; empty if it has none.
-            now: The time; probes wait from here on, as the old process's are not known.
+            now: The time. Probes wait from here on, as the old process's are not known, but no
+                longer than after one that learns: what it knew is lost, and in a SpecServe one
+                look tells for all of its pods.
         """
         begun = cls(
             mode=mode,
             ordered=Setting(tiers) if tiers else None,
             table=tiers,
-            probing=Probing(after=now + FIRST_WAIT, learn_after=now + FIRST_WAIT),
+            probing=Probing(after=now + LEARN_WAIT, learn_after=now + LEARN_WAIT),
         )
         if mode is None or since is None:
             return begun

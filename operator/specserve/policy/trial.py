@@ -97,7 +97,7 @@ def judge(policy: api.Policy, watch: Watch, trial: Trial, now: float) -> tuple[W
     watch = replace(watch, trial=None, seen=seen, predicted=trial.predicted)
     if seen is None or seen >= 1 - policy.flip_guard.tolerance_percent / 100:
         return watch, None
-    why = f"the flip lowered tokens per second and request to {seen:.2f} of before"
+    why = f"the last flip lowered tokens per second and request to {seen:.2f} of before"
     if trial.predicted is not None:
         why += f", predicted {trial.predicted:.2f}"
     frozen = Frozen(now + policy.flip_guard.freeze_seconds, after.batch, why)
