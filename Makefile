@@ -14,6 +14,8 @@ run = PYTHONPATH=operator:. $(uv) run --no-sync
 pytest = $(run) python -m pytest
 # Most of these tests wait. No more workers than that: a test may take a core for a while.
 pytest_by_two = $(pytest) -n 2 --dist worksteal
+# In shares that tests/e2e/conftest.py names. On a cluster of the user's they take turns.
+pytest_by_share = $(pytest) $(if $(SPECSERVE_EXISTING_CLUSTER),,-n 2 --dist loadgroup)
 run_engine = $(run) python -m tests.engine.matrix
 
 .PHONY: help
@@ -47,7 +49,7 @@ test-fast: venv ## Pure code, the wire, the contract, the plugin's parts
 .PHONY: test-cluster
 test-cluster: binaries ## The test clusters themselves
 	@mkdir -p build/test
-	$(pytest) tests/cluster --junitxml=build/test/cluster.xml
+	$(pytest_by_two) tests/cluster --junitxml=build/test/cluster.xml
 
 .PHONY: test-chart
 test-chart: binaries ## The Helm chart: rendering, rights, the API server's word
@@ -62,7 +64,7 @@ test-integration: binaries ## The operator against a real API server; tests play
 .PHONY: test-e2e
 test-e2e: binaries ## Real containers on a real kubelet: cluster, demo, Helm; needs root
 	@mkdir -p build/test
-	$(pytest) tests/e2e --ignore=tests/e2e/test_engine.py --junitxml=build/test/e2e.xml
+	$(pytest_by_share) tests/e2e --ignore=tests/e2e/test_engine.py --junitxml=build/test/e2e.xml
 
 .PHONY: test-engine
 test-engine: venv ## The plugin in real SGLang on CPUs: each proved version, one and two ranks

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -347,6 +348,28 @@ def node_cluster(
         cluster.close()
         raise
     return cluster
+
+
+def enable_controllers(mounts: str) -> Keeper:
+    """Enables the controllers that nodes need, for nodes of several processes side by side.
+
+    Without it the first node to end takes from the other ones what it enabled itself.
+
+    Args:
+        mounts: content of /proc/self/mounts.
+
+    Returns:
+        What takes them back when it is closed, or when this process ends, however that ends.
+
+    Raises:
+        ClusterError: the control groups of this machine can't be written.
+    """
+    root = replace(cgroups.plan("", mounts), folders=())
+    folder, _ = state_folder(None)
+    keeper = Keeper(folder / "log" / "keeper.log")
+    keeper.at_end(write=root.restore(), rmtree=[folder])
+    root.create()
+    return keeper
 
 
 def _require_root_and_tools() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.cluster import cgroups
 from tests.cluster.errors import ClusterError
+from tests.cluster.node import enable_controllers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,21 @@ def test_version_2_enables_what_is_missing_and_gives_it_back(tmp_path: Path) -> 
     tree.create()
     assert control.read_text() == "+cpuset +io"
     assert tree.restore() == [(control, "-cpuset -io")]
+
+
+def test_what_several_nodes_need_is_enabled_before_and_given_back_after_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu io memory\n")
+    control = tmp_path / "cgroup.subtree_control"
+    control.write_text("memory\n")
+    keeper = enable_controllers(mounts((tmp_path, "cgroup2")))
+    assert control.read_text() == "+cpu +io"
+    control.write_text("cpu io memory\n")  # as the kernel tells it
+    node = cgroups.plan("x", mounts((tmp_path, "cgroup2")))
+    assert node.restore() == []
+    keeper.close()
+    assert control.read_text() == "-cpu -io"
 
 
 def test_an_unwritable_hierarchy_is_explained(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def plain(name="plain"):
     manifest = yaml.safe_load((ROOT / "examples" / "minimal.yaml").read_text())
     manifest["metadata"]["name"] = name
     # Kubernetes looks at a namespace on its way out again after half of this, and not before.
-    manifest["spec"]["pod"] = {"terminationGracePeriodSeconds": 30}
+    manifest["spec"]["pod"] = {"terminationGracePeriodSeconds": 10}
     del manifest["spec"]["engine"]
     return manifest
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -230,10 +231,17 @@ def test_a_killed_command_takes_its_process_along(cluster):
     )
 
 
-def test_exec_passes_output_and_status_on(tmp_path):
+@pytest.fixture
+def folder():
+    """Short, as sockets of a cluster lie in it and their paths are bounded."""
+    with tempfile.TemporaryDirectory(prefix="node-") as made:
+        yield Path(made)
+
+
+def test_exec_passes_output_and_status_on(folder):
     script = "kubectl get nodes -o json; exit 5"
     done = subprocess.run(
-        [*EXEC, "--gpus", "3", "--dir", str(tmp_path / "state"), "--", "sh", "-c", script],
+        [*EXEC, "--gpus", "3", "--dir", str(folder / "state"), "--", "sh", "-c", script],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -243,7 +251,7 @@ def test_exec_passes_output_and_status_on(tmp_path):
     assert done.returncode == 5
     (node,) = json.loads(done.stdout)["items"]
     assert node["status"]["capacity"][GPU] == "3"
-    assert (tmp_path / "state" / "log" / "kubelet.log").exists()
+    assert (folder / "state" / "log" / "kubelet.log").exists()
 
 
 # What stays when a cluster's owner is killed

@@ -89,9 +89,10 @@ def unserved(_seat):
 
 @pytest.fixture
 async def operator(served_cluster, rights, _seat):
-    """The operator that most tests share: cluster-wide, engines are read back often."""
+    """The operator that most tests share: cluster-wide, what nobody tells of is read often."""
     if _seat.process is None or not _seat.process.running:
-        _seat.process = OperatorProcess(served_cluster, rights, read_back_seconds="2")
+        often = {"read_back_seconds": "2", "curve_seconds": "2"}
+        _seat.process = OperatorProcess(served_cluster, rights, **often)
     await _seat.process.leads()
     return _seat.process
 
