@@ -638,3 +638,44 @@ def test_a_plain_round_that_became_shorter_is_noticed_within_the_hour():
     world.ratio = lambda batch, steps: 2 * ratio(batch, steps)
     world.run(3700)
     assert world.active() == 0
+
+
+def looked(world: World, began: float) -> list[str]:
+    """Why looks began since a time."""
+    return [
+        verdict.reason.rpartition(": ")[2]
+        for (_, before), (now, verdict) in pairwise(world.verdicts)
+        if now > began and verdict.probe and not before.probe
+    ]
+
+
+def test_a_plain_round_that_decides_is_looked_at_again_after_ten_minutes():
+    world = World(rule(), between((1, 1.5)), batch=32, accept=1.8)
+    world.run(120)
+    seen = world.now
+    world.run(550)
+    assert not looked(world, seen)
+    world.run(150)
+    assert looked(world, seen) == [
+        "how long a plain round takes at this load was not seen for long"
+    ]
+
+
+def test_a_close_decision_on_rounds_of_the_bucket_beside_is_checked():
+    world = World(rule(), between((1, 1.5)), batch=32, accept=1.8)
+    world.run(30)
+    world.batch = 40
+    moved = world.now
+    world.run(30)
+    assert looked(world, moved) == ["break-even is known beside this load only"]
+
+
+def test_a_probe_ends_when_the_load_has_left_its_batch():
+    world = World(rule(), ONE_GPU, batch=32, accept=1.1)
+    world.run(60)
+    while world.doing is None or not world.doing.probe:
+        world.tick()
+    world.batch = 250
+    world.tick()
+    assert world.memory.probing.active is None
+    assert world.active() == 0
