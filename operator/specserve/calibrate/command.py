@@ -55,7 +55,7 @@ examples:
       and name the cells that differ from an earlier run by more than 15 %
   kubectl create configmap my-curve --from-file=curve.json
 
-It takes about seven minutes with the defaults at the round times of an H200; fewer --sizes or
+It takes about nine minutes with the defaults at the round times of an H200; fewer --sizes or
 --repeats take less.
 
 exit status: 0 measured and written; 1 written, but in the cells that are named repeats or an
