@@ -12,6 +12,7 @@ from specserve import names
 from tests.integration.api import condition, eventually, path
 from tests.integration.operator_process import USER
 from tests.integration.stage import HIGH, LOW, make_node
+from tests.unit.test_last_words import DRAFT, MISFIT
 
 TOKEN = "hf_example_token_value"
 
@@ -76,6 +77,11 @@ async def test_a_crash_loop_takes_readiness_back_and_carries_the_last_words(oper
     assert "Sizes of tensors must match" in ready["message"]
     assert pod.name in ready["message"]
     assert (await stage.event("CrashLooping"))["type"] == "Warning"
+    # As SGLang's first process ends, which is the first process of its container.
+    await pod.crash(f"{DRAFT}{MISFIT}", exit_code=0, reason="Completed")
+    ready = await stage.has("Ready", "False", "DraftRejected")
+    assert MISFIT in ready["message"]
+    await stage.event("DraftRejected")
     await pod.run()
     await stage.ready()
     await stage.summary("On 1/1")
