@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specserve.calibrate.sweep import FEWEST_ROUNDS
 from specserve.policy.curve import Curve
 from tests.engine.client import ranks_of
 from tests.engine.launch import SERVED_NAME
@@ -153,13 +154,13 @@ async def calibrate(box: Box) -> dict[str, float]:
     """Measure a curve; returns its ratios."""
     file = box.folder / "curve.json"
     ended = await box.run(
-        *("calibrate", "--sizes", ",".join(map(str, SIZES)), "--steps", 3, "--repeats", 2),
-        *("--max-new-tokens", 128, "--prompt-tokens", 16, "--output", file, "--draft", "a-draft"),
+        *("calibrate", "--sizes", ",".join(map(str, SIZES)), "--steps", 3),
+        # A second repeat would wait until the rounds of the first have left the engine's window.
+        *("--repeats", 1, "--max-new-tokens", 128, "--prompt-tokens", 16),
+        *("--output", file, "--draft", "a-draft"),
     )
     state = await box.engine.read()
-    # Two repeats may differ by more than 15 % on a busy machine; then the cells are named.
-    differ = [line for line in ended.out.splitlines() if line.startswith("repeats differ: ")]
-    assert ended.status == (1 if differ else 0), ended
+    assert ended.status == 0, ended
     curve = Curve.from_json(file.read_bytes())
     cells = {point.batch: point for point in curve.document.cells}
     assert [(point.batch, point.steps) for point in curve.document.cells] == [
@@ -167,8 +168,7 @@ async def calibrate(box: Box) -> dict[str, float]:
     ], cells
     for point in cells.values():
         assert point.ratio > 0, point
-        assert point.spread is not None, point
-        assert (point.rounds or 0) >= 40, point  # those in which a request ends are not timed
+        assert (point.rounds or 0) >= FEWEST_ROUNDS, point
         assert f"at {point.batch} in flight it pays above {point.ratio:.2f}" in ended.out, ended
     origin = curve.provenance
     assert origin.sglang == state["versions"]["sglang"], origin
