@@ -15,7 +15,7 @@ from specserve import api
 from specserve.policy import guard, pace, threshold
 from specserve.policy.acceptance import TELLING, Acceptance
 from specserve.policy.curve import across
-from specserve.policy.knowledge import AGREED, Time
+from specserve.policy.knowledge import Time
 from specserve.policy.rounds import BUCKETS, LARGEST_BATCH, bucket_of, smallest
 from specserve.policy.state import Context, Memory, Sample, Tiers, steps_at
 
@@ -134,7 +134,7 @@ def _shown(context: Context, batch: int, steps: int) -> float | None:
     timed = context.knowledge.ratio(batch, steps)
     if paced is None or timed is None:
         return timed if paced is None else paced.ratio
-    borne_out = paced.together or abs(timed / paced.ratio - 1) <= AGREED
+    borne_out = paced.together or abs(timed / paced.ratio - 1) <= pace.BORNE_OUT
     return paced.ratio if paced.trusted and borne_out else timed
 
 

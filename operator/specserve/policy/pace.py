@@ -26,6 +26,9 @@ TRUSTED: Final = 4.0
 #: Seconds between the newest of both up to which it is whatever round times say: a pace that is
 #: not kept up takes in nothing new, and they do.
 TOGETHER: Final = 120.0
+#: Largest relative difference of round times that still bear out a clock not kept up: at 250
+#: requests on H200s prefills alone set the two 0.12 apart.
+BORNE_OUT: Final = 0.15
 #: Age in seconds at which a pace is begun anew: what it took in then may have been disturbed.
 BROKEN: Final = 30.0
 #: Age in seconds at which a pace is compared with no newer one.
