@@ -101,7 +101,6 @@ async def flips(stage, pod):
     assert (await stage.kubelet.engine("chat")).uid == pod.uid
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_the_crd_is_upgraded_and_rolled_back_under_live_specserves(
     cluster, stage, release, older

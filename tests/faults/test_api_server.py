@@ -18,11 +18,11 @@ from tests.chart.generate import ROOT
 from tests.cluster.light import light_cluster as start_light_cluster
 from tests.integration.api import Api, eventually, path, throughout
 from tests.integration.kubelet import Kubelet
+from tests.integration.operator_process import BRISK, OperatorProcess, install
 from tests.integration.operator_process import NAMESPACE as SYSTEM
-from tests.integration.operator_process import OperatorProcess, install
 from tests.integration.stage import HIGH, Stage, make_node, specserve
 
-LEASE_SECONDS, RENEW_SECONDS = 6.0, 4.0
+LEASE_SECONDS = float(BRISK["lease_seconds"])
 RETRY_AFTER = 3
 
 
@@ -56,12 +56,7 @@ def start(cluster):
 
 async def test_a_leader_that_is_cut_off_stops_steering_by_itself(cluster, stage, start):
     """No call later than its lease; it ends, and a new one goes on where it was."""
-    quick = {
-        "lease_seconds": str(LEASE_SECONDS),
-        "renew_seconds": str(RENEW_SECONDS),
-        "retry_seconds": "1",
-    }
-    first = start(**quick)
+    first = start(**BRISK)
     await first.leads()
     (pod,) = await stage.up()
     lease = (await stage.api.get(path("leases", SYSTEM, "specserve")))["spec"]
@@ -80,7 +75,7 @@ async def test_a_leader_that_is_cut_off_stops_steering_by_itself(cluster, stage,
         assert pod.engine.modes == ["on"]
     finally:
         cluster.apiserver.resume()
-    second = start(**quick)
+    second = start(**BRISK)
     await second.leads(30)
     await stage.summary("Off 1/1", within=20)
     assert pod.engine.modes == ["on", "off"]

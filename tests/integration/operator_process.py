@@ -28,6 +28,8 @@ ACCOUNT = "specserve-operator"
 USER = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
 START_SECONDS = 20.0
 STOP_SECONDS = 15.0
+BRISK = {"lease_seconds": "6", "renew_seconds": "4", "retry_seconds": "1"}
+"""For tests in which a leader is lost, and the time until another one leads is not what counts."""
 
 _numbers = itertools.count(1)
 _LEVEL = re.compile(r"^\S+ \S+ (\w+) ")

@@ -13,7 +13,7 @@ from tests.cluster.light import light_cluster as start_light_cluster
 from tests.integration.api import CRD, CRDS, Api, condition, eventually, path, throughout
 from tests.integration.conftest import CRDS as CRD_FOLDER
 from tests.integration.kubelet import Kubelet
-from tests.integration.operator_process import OperatorProcess, install
+from tests.integration.operator_process import BRISK, OperatorProcess, install
 from tests.integration.stage import HIGH, LOW, Stage, make_node, specserve
 
 
@@ -43,7 +43,7 @@ async def test_a_restart_sends_nothing_when_reality_matches(start_operator, stag
 
 
 async def test_what_changed_while_it_was_away_is_caught_up(start_operator, stage):
-    first = start_operator()
+    first = start_operator(**BRISK)
     await first.leads()
     (pod,) = await stage.up()
     first.kill()
@@ -51,7 +51,7 @@ async def test_what_changed_while_it_was_away_is_caught_up(start_operator, stage
     await stage.edit(replicas=2)
     await stage.create("new")
     await asyncio.to_thread(stage.kubectl, "delete", "service", "chat")
-    second = start_operator()
+    second = start_operator(**BRISK)
     # The lease of the one that was killed runs out first.
     await second.leads(within=25)
     await stage.kubelet.running("chat", 2)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.integration.api import eventually, path, throughout
-from tests.integration.operator_process import ACCOUNT, NAMESPACE, RIGHTS
+from tests.integration.operator_process import ACCOUNT, BRISK, NAMESPACE, RIGHTS
 from tests.integration.stage import HIGH, LOW
 
 TAKEOVER_SECONDS = 15.0
@@ -129,9 +129,9 @@ async def test_a_standby_reads_its_lease_and_does_nothing_else(
     start_operator, stage, rights_of_standby
 ):
     """O-D2.2: by the audit log; while the leader creates, patches and steers."""
-    leader = start_operator()
+    leader = start_operator(**BRISK)
     await leader.leads()
-    standby = start_operator(rights_of_standby)
+    standby = start_operator(rights_of_standby, **BRISK)
     await standby.answers()
     pods = await stage.up(replicas=2)
     for pod in pods:

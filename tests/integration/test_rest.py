@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-import pytest
-
 from specserve import names
 from specserve.api import SpecServeStatus
 from tests.integration.api import MERGE, eventually
 from tests.integration.operator_process import USER
 from tests.integration.stage import HIGH
 
-#: Longer than a renewal of the lease (20 s) and several read-backs.
-QUIET_SECONDS = 25.0
+LEASE_SECONDS = 15
+#: Longer than two renewals of the lease (5 s), a look at what there is (10 s), and read-backs.
+QUIET_SECONDS = 12.0
 INJECTED = "injector.example/stamp"
 
 
@@ -40,10 +39,9 @@ async def inject(stage):
     await stage.api.request("PATCH", at, {"spec": {"template": annotations}}, MERGE)
 
 
-@pytest.mark.long
 async def test_another_managers_annotation_stays_and_nothing_is_written_at_rest(operator, stage):
     """O-D5: server-side defaults and injected fields are no differences."""
-    await stage.up(replicas=2)
+    await stage.up(replicas=2, policy={"leaseSeconds": LEASE_SECONDS})
     await inject(stage)
 
     async def replaced() -> bool:

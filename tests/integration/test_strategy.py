@@ -161,7 +161,6 @@ async def test_a_pin_ends_at_its_time(operator, stage):
     await stage.has("StrategyDecides", "True", "PinEnded")
 
 
-@pytest.mark.long
 async def test_a_curve_from_a_configmap(operator, stage):
     document = curves.shipped("h200-a").document
     origin = {"model": "hf://example-org/model-a", "draft": "hf://example-org/draft-a"}
