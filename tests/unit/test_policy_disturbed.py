@@ -1,11 +1,10 @@
 """Other work on the machine lengthens rounds: what is learnt then is not believed for long."""
 
+import random
 from collections.abc import Callable
-from itertools import accumulate
+from dataclasses import dataclass
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from specserve import api
 from specserve.policy import Context, Curve, Knowledge, breakeven
@@ -19,8 +18,6 @@ from tests.unit.policy_world import World
 DISTURBED = 300.0
 CALM = 660.0
 """Seconds in which all is set right: a plain round time is looked at again after 600."""
-
-Bursts = list[tuple[float, float, float]]
 
 
 def policy() -> api.Policy:
@@ -48,44 +45,44 @@ def looks(world: World, steps: int) -> list[float]:
     ]
 
 
-@st.composite
-def bursts(draw: st.DrawFn) -> Bursts:
+@dataclass(frozen=True)
+class History:
+    """An engine, its traffic, and what disturbs its rounds for `DISTURBED` seconds."""
+
+    ratio: float
+    accept: float
+    batch: int
+    plain: float
+    bursts: tuple[tuple[float, float, float], ...]
+
+
+def history(seed: int) -> History:
     """Up to two fifths of the time, in stretches of a fraction of a second to some."""
-    lasting = st.floats(0.2, 10.0)
-    pauses, lengths = [], []
-    for _ in range(draw(st.integers(5, 40))):
-        lengths.append(draw(lasting))
-        pauses.append(lengths[-1] * draw(st.floats(1.5, 8.0)))
-    begins = accumulate(p + n for p, n in zip(pauses, [0.0, *lengths], strict=False))
-    factors = st.floats(1.3, 3.0)
-    return [
-        (begin, min(begin + length, DISTURBED), draw(factors))
-        for begin, length in zip(begins, lengths, strict=True)
-        if begin < DISTURBED
-    ]
-
-
-@given(
-    ratio=st.floats(1.2, 3.0),
-    value=st.floats(0.6, 0.88) | st.floats(1.12, 1.8),
-    batch=st.sampled_from([1, 2, 8, 32, 70]),
-    plain=st.sampled_from([0.002, 0.005, 0.02]),
-    disturbed=bursts(),
-)
-@example(ratio=2.1, value=0.9, batch=2, plain=0.005, disturbed=[(10.4, 16.0, 1.6)])
-@example(ratio=2.14, value=1.3, batch=8, plain=0.005, disturbed=[(176.0, 184.0, 3.0)])
-@settings(max_examples=8)
-def test_after_any_disturbance_the_better_arm_is_found(ratio, value, batch, plain, disturbed):
+    rng = random.Random(seed)
+    ratio, batch = rng.uniform(1.2, 3.0), rng.choice([1, 2, 8, 32, 70])
+    value = rng.choice([rng.uniform(0.6, 0.88), rng.uniform(1.12, 1.8)])
+    share = rng.uniform(0.05, 0.4)
+    bursts, now = [], 0.0
+    while now < DISTURBED:
+        length = rng.choice([0.3, 1, 3, 8]) * rng.uniform(0.5, 1.5)
+        now += length * (1 - share) / share * rng.uniform(0.5, 1.5)
+        bursts.append((now, min(now + length, DISTURBED), rng.uniform(1.3, 3.0)))
+        now += length
     accept = min(3.9, max(1.0, value * ratio))
-    if 0.9 < accept / ratio < 1.1:
-        return
+    return History(ratio, accept, batch, rng.choice([0.002, 0.005, 0.02]), tuple(bursts))
+
+
+@pytest.mark.parametrize("seed", [4, 17, 27, 29, 37, 58, 205, 221])
+def test_after_disturbances_the_better_arm_is_found(seed):
+    """Histories after which a wrong break-even was believed for an hour; any are as good."""
+    lived = history(seed)
     world = World(
         policy(),
-        even(ratio),
-        batch=batch,
-        accept=accept,
-        plain=lambda _: plain,
-        slowed=during(*disturbed),
+        even(lived.ratio),
+        batch=lived.batch,
+        accept=lived.accept,
+        plain=lambda _: lived.plain,
+        slowed=during(*lived.bursts),
     )
     world.run(DISTURBED + CALM)
     assert world.run(60) >= 0.95
