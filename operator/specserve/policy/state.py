@@ -117,7 +117,8 @@ class Probe:
         verifies: Verifies at these steps before it began.
         back: What the engine did before, and does again if the probe changes nothing.
         kind: Renew what was known, Learn what a round takes, Check it where it is known from
-            elsewhere, or Moved: see whether another load is another traffic.
+            elsewhere or was seen in one look only, or Moved: see whether another load is another
+            traffic.
         why: What it is for.
     """
 
