@@ -4,7 +4,8 @@
 
 - templates/crd.yaml is crds/*.yaml with a switch around it and annotations inside.
 - values.schema.json and the table of README.md come from values.yaml and its comments.
-- examples/install/operator.yaml is what the chart renders, for people without Helm.
+- examples/install/workload.yaml is what the chart renders, for people without Helm. kubectl takes
+  the files of a folder by their names: rbac.yaml, which has the namespace, must be the first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.chart import rendering
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "specserve"
-PLAIN_FILE = ROOT / "examples" / "install" / "operator.yaml"
+PLAIN_FILE = ROOT / "examples" / "install" / "workload.yaml"
 PLAIN = "specserve-operator"
 
 _CRD_HEAD = """\

@@ -379,6 +379,15 @@ def test_disruption_budget_from_two_replicas(replicas, budgets):
     assert only(manifests, "Deployment")["spec"]["replicas"] == replicas
 
 
+@pytest.mark.parametrize(
+    ("kind", "endpoints"),
+    [("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")],
+)
+def test_scrapes_keep_the_namespace_of_a_specserve(kind, endpoints):
+    (endpoint,) = only(render(MATRIX["monitors"]), kind)["spec"][endpoints]
+    assert endpoint["honorLabels"] is True
+
+
 def test_crd_is_kept_unless_told_otherwise():
     def annotations(values):
         return only(render(values), "CustomResourceDefinition")["metadata"].get("annotations")
@@ -437,13 +446,12 @@ def test_generated_files_are_up_to_date():
 
 
 def test_plain_manifests_belong_together():
-    folder = generate.PLAIN_FILE.parent
-    (deployment,) = [
-        m
-        for m in yaml.safe_load_all((folder / "operator.yaml").read_text())
-        if m["kind"] == "Deployment"
-    ]
-    rights = {m["kind"]: m for m in yaml.safe_load_all((folder / "rbac.yaml").read_text())}
+    plain = list(yaml.safe_load_all(generate.PLAIN_FILE.read_text()))
+    rights = {
+        m["kind"]: m
+        for m in yaml.safe_load_all(generate.PLAIN_FILE.with_name("rbac.yaml").read_text())
+    }
+    deployment = only(plain, "Deployment")
     meta, pod = deployment["metadata"], deployment["spec"]["template"]["spec"]
     account = rights["ServiceAccount"]["metadata"]
     assert pod["serviceAccountName"] == account["name"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from tests.chart import generate
 from tests.chart.matrix import MATRIX
 from tests.chart.rendering import CHART, NAMESPACE, of_kind, only, render
 
@@ -46,3 +47,12 @@ def test_namespace_of_the_release_is_served_before_it_is_there(api_server):
     roles = of_kind([one for one in yaml.safe_load_all(rendered) if one], "Role")
     served = {r["metadata"]["namespace"] for r in roles if r["metadata"]["name"] != "specserve"}
     assert served == {"team-a", "fresh"}
+
+
+def test_folder_of_plain_manifests_is_applied_and_deleted_as_one(api_server, tmp_path):
+    """In kubectl's own order, on a cluster that lacks the namespace; docs/install.md says so."""
+    for file in generate.PLAIN_FILE.parent.iterdir():
+        (tmp_path / file.name).write_text(file.read_text().replace(NAMESPACE, "plain-system"))
+    assert "created" in api_server.kubectl("apply", "-f", str(tmp_path))
+    assert "unchanged" in api_server.kubectl("apply", "-f", str(tmp_path))
+    api_server.kubectl(*("delete", "--ignore-not-found", "--wait=false", "-f", str(tmp_path)))
