@@ -8,20 +8,52 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Final
 
 from specserve.bench import command as bench
 from specserve.calibrate import command as calibrate
 from specserve.doctor import command as doctor
 from specserve.local import command as local
 from specserve.replay import command as replay
-from specserve.settings import PREFIX, BadSetting, Settings
+from specserve.settings import PREFIX, BadSetting, Settings, described
+
+#: What a shell says of a program that was ended as nobody read what it printed.
+EXIT_UNREAD: Final = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the `specserve` command; returns the exit code."""
+    """Entry point of the `specserve` command; returns the exit code.
+
+    A reader who leaves early (`| head`) ends a command that has more to print, without a word;
+    one that had come to its end keeps its exit code.
+    """
+    try:
+        return _command(argv)
+    except BrokenPipeError:
+        return EXIT_UNREAD
+    except SystemExit as end:
+        # rich ends the program by itself then, with 1, which means something else to commands.
+        if isinstance(end.__context__, BrokenPipeError):
+            return EXIT_UNREAD
+        raise
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Print what is left; if nobody reads it, leave nothing that Python would stumble over."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # As the notes on SIGPIPE in Python's documentation of `signal` have it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _command(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="specserve", description="Keeps speculative decoding on exactly while it pays."
     )
@@ -30,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     operate = commands.add_parser(
         "run",
         help="run the operator",
-        description="Run the operator until SIGTERM. It reaches the API server as the service "
+        description="Run the operator until SIGTERM. It reaches the API server as the service\n"
         "account of its pod, or by KUBECONFIG.",
-        epilog="Settings come from the environment: "
-        + ", ".join(PREFIX + name.upper() for name in Settings.model_fields),
+        epilog=f"settings, from the environment:\n{described()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     operate.set_defaults(run=_run)
     bench.add_parser(commands)

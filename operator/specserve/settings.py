@@ -1,6 +1,7 @@
 """Settings of the operator process, read once from the environment."""
 
 import socket
+import textwrap
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,11 +29,17 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    namespace: str = Field(default="default", description="Where the operator's Lease lives.")
+    namespace: str = Field(
+        default="default",
+        description="Where the operator's Lease lives; in a pod its namespace unless it is set.",
+    )
     lease_name: str = Field(
         default="specserve", description="Name of that Lease; with the namespace it is the holder."
     )
-    identity: str = Field(default="", description="This process in the Lease; unique.")
+    identity: str = Field(
+        default="",
+        description="This process in the Lease; unique. One is made up if it is not set.",
+    )
     watch_namespaces: tuple[str, ...] = Field(
         default=(), description="Namespaces to serve, comma-separated; none, or *, means all."
     )
@@ -124,7 +131,11 @@ class Settings(BaseModel):
         "comma-separated. Read anew for each query; sent over TLS where a SpecServe names the "
         "host, no credentials, and no query of its own.",
     )
-    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    log_level: str = Field(
+        default="INFO",
+        pattern="^(DEBUG|INFO|WARNING|ERROR)$",
+        description="Least grave messages that are logged: DEBUG, INFO, WARNING or ERROR.",
+    )
 
     @field_validator("renew_seconds", "retry_seconds")
     @classmethod
@@ -180,6 +191,28 @@ class Settings(BaseModel):
         if settings.network_policies == "Apply" and not settings.pod_labels:
             raise BadSetting(f"{PREFIX}NETWORK_POLICIES=Apply needs {PREFIX}POD_LABELS")
         return settings
+
+
+def described() -> str:
+    """All variables with what they mean and what holds where one is not set, for people."""
+    lines = []
+    for name, field in Settings.model_fields.items():
+        lines.append(f"  {PREFIX}{name.upper()}")
+        shown = _shown(field.default)
+        said = f"{field.description} (default: {shown})" if shown else str(field.description)
+        lines += textwrap.wrap(
+            said, 95, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
+        )
+    return "\n".join(lines)
+
+
+def _shown(default: object) -> str:
+    """A default as the variable would have it; empty if there is none."""
+    if isinstance(default, tuple):
+        return ",".join(default)
+    if isinstance(default, dict):
+        return ",".join(f"{key}={value}" for key, value in default.items())
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _parts(value: str) -> list[str]:

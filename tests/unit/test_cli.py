@@ -1,7 +1,11 @@
 """The command line: what it says and how it ends."""
 
 import logging
+import os
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -48,6 +52,54 @@ def test_help_names_every_variable(capsys):
     assert caught.value.code == 0
     out = "".join(capsys.readouterr().out.split())
     assert all(PREFIX + name.upper() in out for name in Settings.model_fields)
+
+
+def test_help_says_what_each_variable_means_and_what_holds_without_it(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    said = capsys.readouterr().out
+    assert "_WORKERS\n      SpecServes reconciled at once. (default: 8)\n" in said
+    assert "SPECSERVE_OPERATOR_LEASE_SECONDS\n      Time without renewal" in said
+    assert "(default: 12)" in said
+    assert "(default: *)" in said
+    assert "None" not in said
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+def unread(argv, unbuffered):
+    """Run a command that nobody reads; returns its exit code and errors."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "specserve.cli", *argv],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=writes,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writes)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", "--help"],
+        ["replay", "-f", "examples/breakeven.yaml", "--trace", "load.yaml"],
+        ["local", "-f", "examples/breakeven.yaml", "--print", "--state", "state"],
+    ],
+)
+def test_a_reader_that_has_gone_is_no_error(argv, tmp_path):
+    (tmp_path / "load.yaml").write_text("phases: [{seconds: 9, inFlight: 1, acceptLength: 2}]")
+    places = {"load.yaml", "state"}
+    argv = [str(tmp_path / word) if word in places else word for word in argv]
+    # All was computed, and is lost at the end: the exit code is the command's own.
+    assert unread(argv, "") == (0, "")
+    if argv[0] != "run":
+        assert unread(argv, "1") == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("argv", [[], ["fly"], ["run", "--fast"]])

@@ -1,8 +1,12 @@
 """The checklist on what servers show: problems with evidence, and silence where none is shown."""
 
 import argparse
+import asyncio
 import contextlib
 import json
+import os
+import signal
+import sys
 from dataclasses import replace
 
 import pytest
@@ -346,6 +350,23 @@ async def test_what_a_refused_key_hides_is_not_called_invisible(
     said = capsys.readouterr()
     assert words in said.err
     assert not said.out
+
+
+@pytest.mark.parametrize("given", [(), ("--json",)])
+async def test_a_reader_that_has_gone_ends_it_without_a_word(tmp_path, given):
+    reads, writes = os.pipe()
+    os.close(reads)
+    async with engine(tmp_path) as running:
+        addresses = ("--url", running.url, "--admin-url", running.admin_url)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "specserve.cli", "doctor", *addresses, *given),
+            env={**os.environ, connection.ENV_TOKEN: TOKEN, "PYTHONUNBUFFERED": "1"},
+            stdout=writes,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        os.close(writes)
+        _, said = await process.communicate()
+    assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
 
 
 async def test_nothing_at_the_address_is_said(tmp_path, capsys):

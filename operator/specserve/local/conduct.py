@@ -43,6 +43,8 @@ def conduct(options: argparse.Namespace) -> int:
         return fail(error)
     except asyncio.CancelledError:
         return 0  # ended before anything was begun
+    except BrokenPipeError:
+        raise  # nobody reads what --print shows
     except OSError as error:
         return fail(f"{error.filename}: {error.strerror}" if error.filename else error)
 
