@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specserve import cli
-from specserve.replay import trace
+from specserve.replay import command, plot, trace
 from specserve.replay.engine import survival
 
 CR = """\
@@ -102,6 +102,42 @@ def test_replay_of_a_recorded_trace_prints_what_changed(folder, capsys):
     assert "tokens won" not in said
 
 
+EPOCH = 1_796_039_115.54
+
+
+@pytest.fixture
+def stamped(folder: Path) -> list[str]:
+    """Options for a trace as docs/policy.md records it: its times are seconds since 1970."""
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["at"] += EPOCH
+        for group in line["speculation"]["groups"]:
+            group["at"] += EPOCH
+            for stat in group["stats"]:
+                stat["lastSeen"] += EPOCH
+    (folder / "stamped.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return ["-f", str(folder / "cr.yaml"), str(folder / "stamped.jsonl")]
+
+
+def test_explain_counts_from_the_first_reading(stamped, capsys):
+    assert cli.main(["explain", *stamped[:2], "--samples", stamped[2]]) == 0
+    said = capsys.readouterr().out
+    assert "BelowBreakEven, since 1.00 s after the first reading\n" in said
+    assert "e+09" not in said
+
+
+def test_replay_counts_from_the_first_reading(stamped, folder, monkeypatch, capsys):
+    monkeypatch.setattr(plot, "draw", lambda _, start, *__: print(f"drawn from {start}"))
+    arguments = ["replay", *stamped[:2], "--trace", stamped[2]]
+    assert cli.main([*arguments, "--plot", str(folder / "replay.png")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"drawn from {EPOCH + 1}\n     0.00 s     96 in flight")
+    assert "1796" not in said.removeprefix(f"drawn from {EPOCH + 1}")
+    assert cli.main([*arguments, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["transitions"][0]
+    assert first["at"] == pytest.approx(EPOCH + 1)
+
+
 MADE_UP = """\
 profile: h200-a
 phases:
@@ -124,6 +160,30 @@ def test_replay_of_a_made_up_load_compares_with_what_was_possible(folder, capsys
     said = capsys.readouterr().out
     assert "always off" in said
     assert "(probe)" in said
+
+
+def test_the_load_of_the_help_shows_what_the_policy_is_for(tmp_path, capsys):
+    lines = command.MADE_UP.splitlines()
+    inner = [line for line in lines if line.startswith("  ")]
+    (tmp_path / "load.yaml").write_text("\n".join(inner))
+    arguments = ["-f", "examples/breakeven.yaml", "--trace", str(tmp_path / "load.yaml")]
+    assert cli.main(["replay", *arguments, "--json"]) == 0
+    tokens = json.loads(capsys.readouterr().out)["tokens"]
+    shares = {held: won / tokens["clairvoyant"] for held, won in tokens["always"].items()}
+    said = " ".join(lines)
+    assert f"wins {tokens['policy'] / tokens['clairvoyant']:.2f} of" in said
+    assert f"held on {shares['3']:.2f}, held off {shares['0']:.2f}" in said
+    assert tokens["policy"] > 1.1 * max(tokens["always"].values())
+
+
+@pytest.mark.parametrize("name", ["explain", "replay"])
+def test_help_keeps_its_lines(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    said = capsys.readouterr().out
+    assert (command.EXPLAIN if name == "explain" else command.REPLAY) in said
+    assert max(map(len, said.splitlines())) < 100
 
 
 def test_a_calibrated_curve_is_used_at_once(folder, capsys):
@@ -154,7 +214,17 @@ def test_a_calibrated_curve_is_used_at_once(folder, capsys):
         (
             "samples.jsonl",
             '{"at": 2, "running": 1}\n{"at": 2, "running": 1}',
-            "times must ascend",
+            "at 2 comes after 2: times must ascend",
+        ),
+        (
+            "samples.jsonl",
+            f'{{"at": {EPOCH}, "running": 1}}\n{{"at": {EPOCH - 0.02:.2f}, "running": 1}}',
+            "at 1796039115.52 comes after 1796039115.54",
+        ),
+        (
+            "samples.jsonl",
+            '{"at": 1, "runing": 1}',
+            "line 1: unknown key runing; running is missing",
         ),
         ("samples.jsonl", None, "samples.jsonl"),
     ],
@@ -178,6 +248,14 @@ def test_what_cannot_be_read_is_named(folder, capsys, name, text, said):
         ("phases: []", "phases"),
         ("phases: [{seconds: 9, inFlight: 0, acceptLength: 2}]", "inFlight is 0 in all phases"),
         ("phases: [{seconds: 1, inFlight: 1, acceptLength: 5}]", "phases.0.acceptLength"),
+        (
+            "phases: [{secnds: 9, inFlight: 1, acceptLength: 2}]",
+            "unknown key phases.0.secnds; seconds is missing",
+        ),
+        (
+            "capacty: 9\nphases: [{seconds: 9, inFlight: 1, acceptLength: 2}]",
+            "load.yaml: unknown key capacty\n",
+        ),
         ("profile: mine\nphases: [{seconds: 1, inFlight: 1, acceptLength: 2}]", "no profile mine"),
         ("[", "no YAML"),
     ],

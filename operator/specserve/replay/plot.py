@@ -9,8 +9,15 @@ from specserve.replay.play import Moment
 _ON, _OFF, _TEXT, _LIGHT = "#e07a1f", "#2b6cb0", "#2a2f36", "#e6e9ed"
 
 
-def draw(moments: Sequence[Moment], title: str, file: Path) -> None:
-    """Draw decisions as PNG; needs matplotlib, the extra `plot`."""
+def draw(moments: Sequence[Moment], start: float, title: str, file: Path) -> None:
+    """Draw decisions as PNG; needs matplotlib, the extra `plot`.
+
+    Args:
+        moments: The decisions.
+        start: Seconds on the trace's clock that the picture counts from.
+        title: What stands above it.
+        file: Where to.
+    """
     import matplotlib as mpl  # noqa: PLC0415 - only for a picture
 
     mpl.use("Agg")
@@ -35,13 +42,13 @@ def draw(moments: Sequence[Moment], title: str, file: Path) -> None:
             sharex=True,
             height_ratios=(2, 2, 1),
         )
-        at = [moment.at for moment in moments]
+        at = [moment.at - start for moment in moments]
         load.step(at, [moment.load for moment in moments], where="post", color=_TEXT, lw=1)
         load.set_ylabel("in flight")
         load.set_title(title, loc="left", fontsize=11)
-        known = [(m.at, m.accept) for m in moments if m.accept is not None]
+        known = [(m.at - start, m.accept) for m in moments if m.accept is not None]
         accept.plot([t for t, _ in known], [a for _, a in known], color=_ON, label="acceptance")
-        needed = [(m.at, value) for m in moments if (value := _break_even(m)) is not None]
+        needed = [(m.at - start, value) for m in moments if (value := _break_even(m)) is not None]
         accept.plot(
             [t for t, _ in needed], [r for _, r in needed], color=_OFF, ls="--", label="break-even"
         )

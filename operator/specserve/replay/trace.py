@@ -105,6 +105,11 @@ class Recorded:
     samples: tuple[Sample, ...]
     steps: tuple[int, ...] | None
 
+    @property
+    def start(self) -> float:
+        """Seconds of the first reading, on the clock that recorded it."""
+        return self.samples[0].at
+
 
 def spec_of(text: str) -> api.SpecServeSpec:
     """The spec of the one SpecServe in a YAML text.
@@ -156,7 +161,7 @@ def recorded(text: str) -> Recorded:
         raise BadTrace("it holds no line")
     for earlier, later in pairwise(samples):
         if later.at <= earlier.at:
-            raise BadTrace(f"at {later.at:g} comes after {earlier.at:g}: times must ascend")
+            raise BadTrace(f"at {later.at:.16g} comes after {earlier.at:.16g}: times must ascend")
     return Recorded(tuple(samples), available)
 
 
@@ -191,6 +196,11 @@ def _between(value: float | Sequence[float], share: float) -> float:
 
 
 def _first(error: ValidationError) -> str:
-    detail = error.errors()[0]
+    """What is wrong first; a key that does not exist before the one that is missing for it."""
+    details = error.errors()
+    detail = next((one for one in details if one["type"] == "extra_forbidden"), details[0])
     place = ".".join(str(part) for part in detail["loc"] if isinstance(part, int | str))
-    return f"{place or 'document'}: {detail['msg']}"
+    if detail["type"] != "extra_forbidden":
+        return f"{place or 'document'}: {detail['msg']}"
+    missing = [str(one["loc"][-1]) for one in details if one["type"] == "missing"]
+    return f"unknown key {place}" + (f"; {', '.join(missing)} is missing" if missing else "")
