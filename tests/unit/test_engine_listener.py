@@ -114,7 +114,8 @@ class Clock:
 # The lease watchdog
 
 
-async def test_a_lease_expires_without_anybody_asking(tokens):
+async def test_a_lease_expires_without_anybody_asking(tokens, caplog):
+    caplog.set_level(logging.INFO)
     clock = Clock()
     control, ranks, listener = engine(tokens, clock=clock)
     async with hosted(listener.app) as port:
@@ -128,6 +129,8 @@ async def test_a_lease_expires_without_anybody_asking(tokens):
     assert [order.setting.mode for order in ranks.obeyed] == [Mode.OFF, Mode.AUTO]
     assert ranks.obeyed[-1].epoch == 2
     assert control.epoch == 2
+    assert ': {"mode": "off", "draftKv": "cold"} (' in caplog.text
+    assert "Setting(" not in caplog.text
 
 
 async def test_a_renewal_moves_the_watchdog(tokens):

@@ -153,5 +153,14 @@ def test_steps_by_batch():
     assert Setting(Mode.AUTO).needed_steps() == frozenset()
 
 
+def test_a_setting_is_logged_as_a_directive_has_it():
+    assert str(Setting(Mode.OFF)) == '{"mode": "off", "draftKv": "cold"}'
+    tiers = Setting(Mode.TIERS, tiers=(Tier(1, 3), Tier(33, 0)), draft_kv=DraftKv.WARM)
+    assert f"{tiers}" == (
+        '{"mode": "tiers", "tiers": [{"minBatch": 1, "steps": 3}, {"minBatch": 33, "steps": 0}], '
+        '"draftKv": "warm"}'
+    )
+
+
 def test_every_code_has_a_status():
     assert set(STATUS) == set(Code)

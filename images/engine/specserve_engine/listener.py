@@ -290,7 +290,7 @@ class Listener:
         _log.error(
             "lease ran out, but the ranks do not obey the fallback (epoch %d): %s",
             order.epoch,
-            votes_json(outcome.votes),
+            json.dumps(votes_json(outcome.votes)),
         )
         return False
 

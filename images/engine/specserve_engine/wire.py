@@ -119,6 +119,10 @@ class Setting:
     tiers: tuple[Tier, ...] = ()
     draft_kv: DraftKv = DraftKv.COLD
 
+    def __str__(self) -> str:
+        """Return it as a directive has it, for logs."""
+        return json.dumps(_given(self))
+
     def needed_steps(self) -> frozenset[int]:
         """Return the step counts that the engine must have prepared for this setting."""
         match self.mode:

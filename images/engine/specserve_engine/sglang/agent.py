@@ -156,7 +156,7 @@ class Agent:
             self._group.rank,
             self._group.size,
             *self._versions,
-            self.available_steps or self.reason,
+            ", ".join(map(str, self.available_steps)) or self.reason,
         )
 
     def around_set_internal_state(

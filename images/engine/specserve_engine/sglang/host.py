@@ -175,5 +175,5 @@ def _ended(children: Sequence[BaseProcess]) -> str:
 
 def _described(capability: Capability) -> str:
     if capability.controllable:
-        return f"controllable, steps {capability.available_steps}"
+        return f"controllable, steps {', '.join(map(str, capability.available_steps))}"
     return f"not controllable: {capability.reason}"
