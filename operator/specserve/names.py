@@ -24,6 +24,9 @@ LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
 
+#: Begins the name of a `specserve local` in directives; an installation is NAMESPACE/NAME.
+HOLDER_LOCAL: Final = "local/"
+
 #: Server-side filter of every list and watch the operator opens.
 OWNED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGER}"
 

@@ -13,6 +13,7 @@ from specserve.bench import command, connection
 from specserve.bench.client import Client
 from specserve.bench.connection import BadOption
 from specserve.bench.steering import NotSteerable, Steering, steering
+from specserve.local.session import holder_of
 from specserve_sim.behaviour import Fault
 from specserve_sim.engine import EngineConfig
 from specserve_sim.launch import running_engine
@@ -248,7 +249,7 @@ def test_a_variable_that_holds_no_key_is_named(variable):
 async def test_what_cannot_be_measured_is_said_at_once(credentials, capsys):
     async with engine_at(credentials, api_key="user") as running:
         assert await bench(running, "--flip", "--steps", 2, key="user") == 2
-        assert "the engine has 1, 3" in capsys.readouterr().err
+        assert "it has prepared 1, 3; ask for these" in capsys.readouterr().err
         assert await bench(running, "--prompts", "nowhere.jsonl", key="user") == 2
         assert "nowhere.jsonl" in capsys.readouterr().err
         assert not running.engine.applied
@@ -296,13 +297,29 @@ async def test_an_engine_without_live_control_is_not_flipped(credentials, capsys
     assert "NGRAM" in capsys.readouterr().err
 
 
+async def test_an_engine_beside_specserve_local_is_had_by_ending_that(
+    credentials, tmp_path, capsys
+):
+    async with engine_at(credentials) as running, Client() as client:
+        place = connection.Connection(running.url, running.admin_url, token=TOKEN)
+        async with steering(client, place, holder=holder_of(tmp_path)) as hand:
+            await hand.apply({"mode": "off", "draftKv": "cold"})
+            assert await bench(running, "--flip") == 2
+    err = capsys.readouterr().err
+    assert f"{holder_of(tmp_path)} steers this engine" in err
+    assert "end the `specserve local` that does" in err
+    assert "Observe" not in err
+
+
 async def test_an_engine_that_somebody_steers_is_left_alone(credentials, capsys):
     async with engine_at(credentials) as running, Client() as client:
         place = connection.Connection(running.url, running.admin_url, token=TOKEN)
         async with steering(client, place) as hand:
             await hand.apply({"mode": "on", "steps": 1, "draftKv": "warm"})
             assert await bench(running, "--flip") == 2
-            assert "steers this engine" in capsys.readouterr().err
+            err = capsys.readouterr().err
+            assert "steers this engine" in err
+            assert "set its SpecServe to mode Observe" in err
             with pytest.raises(NotSteerable, match="steers"):
                 async with steering(client, place):
                     raise AssertionError("it was taken over")

@@ -164,7 +164,9 @@ async def test_what_cannot_be_calibrated_is_said(tmp_path, capsys):
         assert "0 and another are needed" in capsys.readouterr().err
     async with engine(tmp_path) as running:
         assert await calibrate(running, file, "--steps", 2) == 2
-        assert "2 is not prepared" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert "has not prepared 2: it has prepared 1, 3; ask for these, or have it" in err
+        assert "(draft.steps)" in err
         assert await calibrate(running, file, "--against", tmp_path / "nowhere") == 2
         assert "nowhere" in capsys.readouterr().err
         broken = tmp_path / "broken.json"

@@ -200,6 +200,17 @@ def save(option: str, path: Path, text: str) -> int:
     return 0
 
 
+def unprepared(wanted: int, prepared: Sequence[int]) -> str:
+    """Why a step count cannot be measured, and what to do about it."""
+    if not prepared:
+        return "the engine has prepared no draft steps: have it started with some (draft.steps)"
+    ready = ", ".join(map(str, prepared))
+    return (
+        f"--steps: the engine has not prepared {wanted}: it has prepared {ready}; ask for these, "
+        "or have it started with more (draft.steps)"
+    )
+
+
 def interrupted(error: BaseException) -> int:
     """Say what an interruption left undone; returns the exit status."""
     for note in getattr(error, "__notes__", ()):
@@ -398,8 +409,7 @@ async def _side(
 def _steps(options: argparse.Namespace, available: Sequence[int]) -> int:
     wanted: int = options.steps or max(available)
     if wanted not in available or wanted == 0:
-        above = [str(count) for count in available if count]
-        raise BadOption(f"--steps: {wanted} is not prepared; the engine has {', '.join(above)}")
+        raise BadOption(unprepared(wanted, [count for count in available if count]))
     return wanted
 
 

@@ -162,7 +162,7 @@ async def steering(
     if _remaining(found) > 0 and lease.get("holder") != holder:
         raise NotSteerable(
             f"{lease.get('holder')} steers this engine for {lease['remainingSeconds']:.0f} s "
-            "more; set its SpecServe to mode Observe and wait, or measure an engine of your own"
+            f"more; {_release(str(lease.get('holder')))}, or measure an engine of your own"
         )
     hand = Steering(client, connection, found, holder)
     renewal = asyncio.create_task(hand.renew())
@@ -209,6 +209,14 @@ async def read_back(client: Client, connection: Connection) -> Mapping[str, Any]
     if "bootID" not in reply.body:
         raise NotSteerable(_why(reply))
     return reply.body
+
+
+def _release(holder: str) -> str:
+    """What has another let go of an engine."""
+    # What follows is a host and a path: more slashes than an installation of that namespace has.
+    if holder.startswith(names.HOLDER_LOCAL) and holder.count("/") > 1:
+        return "end the `specserve local` that does"
+    return "set its SpecServe to mode Observe and wait"
 
 
 def _remaining(state: Mapping[str, Any]) -> float:

@@ -21,6 +21,7 @@ from specserve.bench.command import (
     interruptible,
     levels,
     save,
+    unprepared,
     writable,
 )
 from specserve.bench.connection import BadOption, Connection, Refused
@@ -251,7 +252,7 @@ def _steps(options: argparse.Namespace, available: "Sequence[int]") -> list[int]
         )
     unknown = sorted(set(options.steps or ()) - set(above))
     if unknown:
-        raise BadOption(f"--steps: {unknown[0]} is not prepared; the engine has {above}")
+        raise BadOption(unprepared(unknown[0], above))
     return list(options.steps or above)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specserve import api, curves, status
+from specserve import api, curves, names, status
 from specserve.curves import ConfigMapText
 from specserve.engine import Endpoint, EngineClient, EngineError
 from specserve.local.news import Board
@@ -64,7 +64,7 @@ def holder_of(folder: Path) -> str:
 
     One process at a time does, so the next one goes on with the leases of the last.
     """
-    return f"local/{socket.gethostname()}{folder.resolve()}"[-LONGEST_HOLDER:]
+    return f"{names.HOLDER_LOCAL}{socket.gethostname()}{folder.resolve()}"[-LONGEST_HOLDER:]
 
 
 class Session:
