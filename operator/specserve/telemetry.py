@@ -174,7 +174,11 @@ def _decisions(health: Health, path: Sequence[str]) -> tuple[str, str]:
         return "503 Service Unavailable", json.dumps({"message": message})
     found = decisions(path)
     if found is None:
-        message = "there are /decisions and /decisions/NAMESPACE/NAME of SpecServes served here"
+        message = (
+            f"SpecServe {'/'.join(path)} is not served here; /decisions lists those that are"
+            if len(path) == 2
+            else "there are /decisions and /decisions/NAMESPACE/NAME of SpecServes served here"
+        )
         return "404 Not Found", json.dumps({"message": message})
     return "200 OK", json.dumps(found)
 

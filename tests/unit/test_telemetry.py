@@ -98,4 +98,8 @@ def test_decisions_are_told_while_leading(served):
     assert get(port, "/decisions/team/chat/") == (200, "[]\n")
     assert get(port, "/decisions/a")[0] == 404
     assert asked == [[], ["team", "chat"], ["a"]]
+    health.decisions = lambda _: None
+    status, text = get(port, "/decisions/team/chatt")
+    assert status == 404
+    assert "team/chatt is not served here" in json.loads(text)["message"]
     assert get(port, "/decisionsx")[0] == 404
