@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     binaries = commands.add_parser("binaries", help="prepare the Kubernetes binaries")
-    binaries.add_argument("names", nargs="*", help="only these")
+    binaries.add_argument("names", nargs="*", help="only these; prints where each is")
     binaries.set_defaults(action=_binaries)
 
     packages = commands.add_parser("packages", help="install the Debian packages, if absent")
@@ -69,8 +69,13 @@ def _binaries(options: argparse.Namespace) -> None:
     from tests.cluster.binaries import resolve
     from tests.cluster.versions import NODE
 
-    for name, path in resolve(tuple(options.names) or NODE).paths.items():
-        print(f"{name}\t{path}")
+    found = resolve(tuple(options.names) or NODE).paths
+    if options.names:
+        for name, path in found.items():
+            print(f"{name}\t{path}")
+    else:
+        folders = ", ".join(sorted({str(path.parent) for path in found.values()}))
+        print(f"{len(found)} Kubernetes binaries: {folders}")
 
 
 def _packages(_: argparse.Namespace) -> None:

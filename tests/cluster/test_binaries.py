@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster import gobuild, releases
-from tests.cluster.binaries import Resolver
+from tests.cluster.__main__ import main as command_line
+from tests.cluster.binaries import Resolver, resolve
 from tests.cluster.errors import ClusterError
 from tests.cluster.processes import until
 from tests.cluster.progress import Progress
@@ -265,6 +266,22 @@ def test_a_named_folder_comes_first_for_what_it_holds(site: Site, tmp_path: Path
     assert found["alpha"] == str(assets / "alpha")
     assert found.paths["beta"].parent != assets
     assert found.search_path.split(os.pathsep)[0] == str(assets)
+
+
+def test_what_every_make_target_prepares_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in NODE:
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    resolve.cache_clear()
+    try:
+        assert command_line(["binaries"]) == 0
+        assert capsys.readouterr().out == f"{len(NODE)} Kubernetes binaries: {tmp_path}\n"
+        assert command_line(["binaries", NODE[0]]) == 0
+        assert capsys.readouterr().out == f"{NODE[0]}\t{tmp_path / NODE[0]}\n"
+    finally:
+        resolve.cache_clear()
 
 
 def test_when_no_way_leads_there_every_failed_step_is_told(site: Site, tmp_path: Path) -> None:
