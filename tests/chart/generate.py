@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tests.chart import rendering
+from tests.chart import rendering, shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "specserve"
@@ -44,54 +44,75 @@ metadata:
   {{- end }}
 """
 
-#: Values whose keys are not the chart's: handed on to Kubernetes, or shared with other charts.
-_OPEN = {
-    "global",
-    "resources",
-    "podSecurityContext",
-    "securityContext",
-    "startupProbe",
-    "livenessProbe",
-    "readinessProbe",
-}
-_STRINGS = {"additionalProperties": {"type": ["string", "null"]}}
-_PULL_SECRETS = {
-    "items": {
-        "type": "object",
-        "required": ["name"],
-        "properties": {"name": {"type": "string"}},
-    }
-}
-_NAMES = {"type": "string", "pattern": r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"}
+_SECONDS = {"type": ["number", "null"], "minimum": 1}
 _MORE: dict[str, dict[str, Any]] = {
-    "operator.logLevel": {"enum": ["DEBUG", "INFO", "WARNING", "ERROR", None]},
-    "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never", None]},
-    "image.digest": {"pattern": "^($|sha256:[0-9a-f]{64}$)"},
-    "watchNamespaces": {"items": _NAMES},
+    # Dots become hyphens.
+    "nameOverride": shapes.text("[a-z]([-.a-z0-9]*[a-z0-9])?"),
+    "fullnameOverride": shapes.text("[a-z]([-a-z0-9]*[a-z0-9])?"),
+    "commonLabels": shapes.LABELS,
+    "global.imageRegistry": shapes.text(shapes.REGISTRY),
+    "global.imagePullSecrets": shapes.PULL_SECRETS,
+    "image.registry": shapes.text(shapes.REGISTRY),
+    "image.repository": shapes.text(shapes.REPOSITORY),
+    "image.tag": shapes.text(shapes.TAG),
+    "image.digest": shapes.text(shapes.DIGEST),
+    "image.pullPolicy": shapes.choice("Always", "IfNotPresent", "Never"),
+    "imagePullSecrets": shapes.PULL_SECRETS,
+    "engineDefaults.image": shapes.text(shapes.IMAGE, 512),
+    "engineDefaults.imagePullSecrets": shapes.PULL_SECRETS,
+    "watchNamespaces": shapes.each(shapes.must(rf"\*|{shapes.NAMESPACE}")),
     "replicas": {"maximum": 10},
-    "service.port": {"minimum": 1, "maximum": 65535},
-    "commonLabels": _STRINGS,
-    "podLabels": _STRINGS,
-    "podAnnotations": _STRINGS,
-    "nodeSelector": _STRINGS,
-    "prometheus.hosts": {"items": {"type": "string", "minLength": 1}},
-    "prometheus.tokenFiles": _STRINGS,
-    "crds.annotations": _STRINGS,
-    "service.annotations": _STRINGS,
-    "serviceAccount.annotations": _STRINGS,
-    "serviceMonitor.labels": _STRINGS,
-    "podMonitor.labels": _STRINGS,
-    "global.imagePullSecrets": _PULL_SECRETS,
-    "imagePullSecrets": _PULL_SECRETS,
-    "engineDefaults.imagePullSecrets": _PULL_SECRETS,
+    "operator.logLevel": shapes.choice("DEBUG", "INFO", "WARNING", "ERROR"),
     "operator.samplesPerSecond": {"minimum": 1},
-    "operator.readBackSeconds": {"type": ["number", "null"], "minimum": 1},
+    "operator.readBackSeconds": _SECONDS,
     "operator.workers": {"minimum": 1},
     "operator.apiConnections": {"minimum": 4},
-    "leaderElection.leaseSeconds": {"type": ["number", "null"], "minimum": 1},
-    "leaderElection.renewSeconds": {"type": ["number", "null"], "minimum": 1},
-    "leaderElection.retrySeconds": {"type": ["number", "null"], "minimum": 0.1},
-    "podDisruptionBudget.maxUnavailable": {"type": ["integer", "string", "null"]},
+    # Both reach the operator as a list with commas.
+    "prometheus.hosts": shapes.each(shapes.must(r"[^\s,]+")),
+    "prometheus.tokenFiles": shapes.entries(r"[^\s,=]+", shapes.text("/[^,]+")),
+    # A ConfigMap has its name and `-override`.
+    "leaderElection.leaseName": shapes.text(shapes.NAME, 244),
+    "leaderElection.leaseSeconds": _SECONDS,
+    "leaderElection.renewSeconds": _SECONDS,
+    "leaderElection.retrySeconds": {**_SECONDS, "minimum": 0.1},
+    "crds.annotations": shapes.ANNOTATIONS,
+    "serviceAccount.name": shapes.text(shapes.NAME, 253),
+    "serviceAccount.annotations": shapes.ANNOTATIONS,
+    "networkPolicy.metricsFrom": shapes.PEERS,
+    "networkPolicy.egress.apiServerPorts": shapes.each(shapes.PORT),
+    "networkPolicy.egress.extra": shapes.EGRESS,
+    "service.port": shapes.PORT,
+    "service.annotations": shapes.ANNOTATIONS,
+    **{
+        f"{monitor}.{key}": shape
+        for monitor in ("serviceMonitor", "podMonitor")
+        for key, shape in {
+            "interval": shapes.text(shapes.DURATION),
+            "labels": shapes.LABELS,
+            "metricRelabelings": shapes.each(shapes.OBJECT),
+        }.items()
+    },
+    "podDisruptionBudget.maxUnavailable": {
+        **shapes.must(shapes.PERCENTAGE),
+        "type": ["integer", "string", "null"],
+    },
+    "resources": shapes.RESOURCES,
+    "podSecurityContext": shapes.POD_SECURITY,
+    "securityContext": shapes.SECURITY,
+    "startupProbe": shapes.LIVENESS,
+    "livenessProbe": shapes.LIVENESS,
+    "readinessProbe": shapes.READINESS,
+    "extraEnv": shapes.VARIABLES,
+    "extraArgs": shapes.each(shapes.STRING),
+    "extraVolumes": shapes.VOLUMES,
+    "extraVolumeMounts": shapes.MOUNTS,
+    "podLabels": shapes.LABELS,
+    "podAnnotations": shapes.ANNOTATIONS,
+    "nodeSelector": shapes.LABELS,
+    "tolerations": shapes.TOLERATIONS,
+    "affinity": shapes.AFFINITY,
+    "topologySpreadConstraints": shapes.SPREAD,
+    "priorityClassName": shapes.text(shapes.NAME, 253),
 }
 _TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
@@ -165,13 +186,13 @@ def schema(text: str) -> dict[str, Any]:
             out["description"] = texts[path]
         if type(default) is int:
             out["minimum"] = 0
-        if isinstance(default, dict) and default:
-            if path in _OPEN - {"global"}:
-                return out
+        shape = _MORE.get(path, {})
+        if isinstance(default, dict) and default and "properties" not in shape:
             out["properties"] = {k: node(v, f"{path}.{k}".lstrip(".")) for k, v in default.items()}
-            if path not in _OPEN:
+            # Other charts share it.
+            if path != "global":
                 out["additionalProperties"] = False
-        return {**out, **_MORE.get(path, {})}
+        return {**out, **shape}
 
     root = node(yaml.safe_load(text), "")
     root["type"] = "object"

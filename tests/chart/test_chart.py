@@ -177,7 +177,7 @@ def _metadata(node):
     "values",
     [
         {},
-        {"fullnameOverride": "123", "serviceAccount": {"name": "789"}},
+        {"fullnameOverride": "true", "serviceAccount": {"name": "789"}},
         {"watchNamespaces": ["456", "1e3"], "leaderElection": {"leaseName": "0x1"}},
         {"priorityClassName": "0", "commonLabels": {"team": "7"}, "podLabels": {"tier": "true"}},
         MATRIX["monitors"],
@@ -432,6 +432,73 @@ def test_crd_is_the_generated_one():
 def test_values_that_nobody_reads_or_understands_are_refused(values):
     with pytest.raises(Refused, match="schema"):
         render(values)
+
+
+UNFIT = {
+    "nameOverride": "Foo_Bar",
+    "fullnameOverride": "1st",
+    "commonLabels": {"team": "a b"},
+    "global": {"imageRegistry": "https://mirror.example"},
+    "image": {"repository": "Specserve/Operator:", "tag": "a b"},
+    "imagePullSecrets": [{"name": "pull_secret"}],
+    "engineDefaults": {"image": "reg.example/engine image"},
+    "watchNamespaces": ["team-a", "t" * 64],
+    "replicas": 11,
+    "prometheus": {"tokenFiles": {"a.svc": "token"}},
+    "leaderElection": {"leaseName": "a_lease"},
+    "crds": {"annotations": {"note": 1}},
+    "serviceAccount": {"name": "an account"},
+    "networkPolicy": {
+        "metricsFrom": [{"selector": {}}],
+        "egress": {"apiServerPorts": [64430000]},
+    },
+    "service": {"port": 70000},
+    "serviceMonitor": {"interval": "half a minute", "labels": {"release": "-p"}},
+    "podMonitor": {"interval": "30"},
+    "podDisruptionBudget": {"maxUnavailable": "half"},
+    "resources": {"limits": {"memory": "lots", "cpu": -1}, "request": {}},
+    "podSecurityContext": {"runAsUser": "root"},
+    "securityContext": {"privileged": "no"},
+    "livenessProbe": {"periodSeconds": "10s", "httpGet": {}},
+    "extraEnv": [{"name": "A", "value": 5}, {"name": "A=B"}],
+    "extraArgs": [5],
+    "extraVolumes": [{"name": "Certificates"}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "C:"}],
+    "podLabels": {"tier of pods": "ops"},
+    "nodeSelector": {"zone": "a/b"},
+    "tolerations": [{"effect": "NoPods"}],
+    "affinity": {"nodeAffinities": {}},
+    "topologySpreadConstraints": [{"maxSkew": 0, "topologyKey": "a", "whenUnsatisfiable": "Ask"}],
+    "priorityClassName": "very_high",
+    "terminationGracePeriodSeconds": -1,
+}
+
+
+def _places(node, path=""):
+    """Where the values are, as Helm names them."""
+    inner = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in inner:
+        if isinstance(value, dict | list) and value:
+            yield from _places(value, f"{path}/{key}")
+        else:
+            yield f"{path}/{key}", value
+
+
+def test_what_the_api_server_would_refuse_is_refused_before_anything_is_written():
+    """Else the release has failed with half of its objects there."""
+    with pytest.raises(Refused, match="schema") as caught:
+        render(UNFIT)
+    message = str(caught.value)
+    right = {
+        ("/watchNamespaces/0", "team-a"),
+        ("/extraEnv/0/name", "A"),
+        ("/extraVolumeMounts/0/name", "ca"),
+        ("/topologySpreadConstraints/0/topologyKey", "a"),
+    }
+    for place, value in _places(UNFIT):
+        # A field that does not exist is told by its name.
+        said = f"'{place}'" in message or f"'{place.rpartition('/')[2]}'" in message
+        assert said is ((place, str(value)) not in right), f"{place} in {message}"
 
 
 def test_every_value_is_explained():
