@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from specserve.settings import PREFIX, Settings
-from tests.chart import generate
+from tests.chart import generate, shapes
 from tests.chart.matrix import MATRIX
 from tests.chart.rendering import (
     CHART,
@@ -195,9 +195,10 @@ def test_names_that_look_like_numbers_stay_text(values, release):
 
 
 @pytest.mark.parametrize("release", ["123", "1.specserve", "a.b"])
-def test_any_release_has_a_name_that_a_service_may_have(release):
-    name = only(render(release=release), "Service")["metadata"]["name"]
-    assert re.fullmatch("[a-z][-a-z0-9]*", name)
+@pytest.mark.parametrize("values", [{}, {"nameOverride": "a" * 30 + "-" * 30 + "b"}])
+def test_any_release_has_a_name_that_a_service_may_have(release, values):
+    name = only(render(values, release=release), "Service")["metadata"]["name"]
+    assert re.fullmatch(shapes.SERVICE, name)
 
 
 def test_cluster_roles_of_long_names_differ():

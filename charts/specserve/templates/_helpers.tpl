@@ -5,7 +5,7 @@
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- /* Names of releases may, names of Services may not begin with a digit or have dots. */ -}}
 {{- if regexMatch "^[0-9]" $full }}{{ $full = printf "%s-%s" $name .Release.Name }}{{ end -}}
-{{- .Values.fullnameOverride | default ($full | replace "." "-") | trunc 52 | trimSuffix "-" -}}
+{{- regexReplaceAll "-+$" (.Values.fullnameOverride | default ($full | replace "." "-") | trunc 52) "" -}}
 {{- end }}
 
 {{/* Immutable in a Deployment: the release alone, no version and no value. */}}
