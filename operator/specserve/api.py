@@ -62,10 +62,13 @@ Steps = Annotated[int, Field(ge=0, le=16)]
 Source = Annotated[
     str,
     Field(
-        min_length=6,
         max_length=512,
-        pattern=r"^(hf|pvc|oci|path)://\S+$",
         json_schema_extra=rules(
+            {
+                "rule": "self.matches('^(hf|pvc|oci|path)://\\\\S+$')",
+                "message": "must begin with hf://, pvc://, oci:// or path:// and hold no space, "
+                "such as hf://ORG/NAME",
+            },
             {
                 "rule": "!self.startsWith('path://') || self.startsWith('path:///')",
                 "message": "path:// takes an absolute directory: path:///DIR",
@@ -112,7 +115,15 @@ class Model(Node):
     )
     served_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="Model name that clients ask for; the source without its scheme if unset.",
+        description="Model name that clients ask for; the source without its scheme if unset, "
+        "with dashes for colons.",
+        json_schema_extra=rules(
+            {
+                "rule": "!self.contains(':') && self.trim() == self",
+                "message": "must hold no colon, which SGLang keeps for MODEL:ADAPTER, and neither "
+                "begin nor end with a space",
+            }
+        ),
     )
     quantization: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
         default=None, description="Value of SGLang's --quantization; unset leaves it to the model."
@@ -140,6 +151,12 @@ class Draft(Node):
                 "message": "draft.source is required for this draft.method",
                 "fieldPath": ".source",
                 "reason": "FieldValueRequired",
+            },
+            {
+                "rule": "self.method != 'None' || !has(self.source)",
+                "message": "draft.source needs a draft.method: EAGLE, EAGLE3, NEXTN or "
+                "STANDALONE; to serve without a draft, leave draft.source out",
+                "fieldPath": ".method",
             },
             {
                 "rule": "!has(self.revision) || (has(self.source) && "
@@ -264,6 +281,10 @@ class Calibration(Node):
     )
 
 
+#: Break-even curves that are shipped, by the names of their files in `specserve.curves`.
+PROFILES = ("h200-a", "h200-b", "h200x2-nvlink", "h200x2-nccl", "h200x2-hostmem")
+
+
 class BreakEven(Node):
     """How the BreakEven strategy weighs acceptance against the cost of a round."""
 
@@ -275,7 +296,9 @@ class BreakEven(Node):
     profile: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
         default=None,
         description="Break-even curve shipped with the operator, used until live rounds of the "
-        "engines tell more: h200-a, h200-b, h200x2-nvlink, h200x2-nccl or h200x2-hostmem.",
+        "engines tell more.",
+        # Of the schema alone: an operator that lacks a profile says so in CurveKnown.
+        json_schema_extra={"enum": list(PROFILES)},
     )
     curve_config_map: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
@@ -1053,6 +1076,16 @@ class SpecServeStatus(Node):
     ready_replicas: Annotated[int, Field(ge=0)] = Field(default=0, description="Pods ready.")
     ready: Annotated[str, Field(max_length=32)] = Field(
         default="", description="Ready and desired pods for `kubectl get`."
+    )
+    why: Annotated[str, Field(max_length=256)] = Field(
+        default="",
+        description="For `kubectl get -o wide`: reason and message of the condition Ready while "
+        "it is not True, cut to one line; then the last switch, if its pod is there still.",
+    )
+    curve: Annotated[str, Field(max_length=64)] = Field(
+        default="",
+        description="For `kubectl get -o wide`: reason of the condition Calibrated; empty where "
+        "no curve was measured and the strategy would use none.",
     )
     selector: Annotated[str, Field(max_length=1024)] = Field(
         default="", description="Label selector of the pods, for autoscalers."

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from specserve import api, conditions
-from specserve.conditions import Condition
+from specserve import api, conditions, names
+from specserve.conditions import Condition, counted
 from specserve.curves import Found
 from specserve.observed import Pod, Trouble, Worker
 from specserve.policy.curve import Curve, CurveError, furthest
@@ -485,7 +485,7 @@ def condition(record: Record, found: Found | None) -> Condition:
     if found is None:
         return _unknown(
             conditions.NOT_ASKED_FOR,
-            "the annotation specserve.dev/calibrate asks for a calibration",
+            f"none was asked for; annotate the SpecServe with {names.ANNOTATION_CALIBRATE} to ask",
         )
     if found.curve is None:
         return Condition("Calibrated", "False", found.reason, found.message)
@@ -506,7 +506,7 @@ def compared(curve: Curve, before: str | None) -> str:
     share, point = apart
     return (
         f"at most {100 * share:.1f} % from the curve before "
-        f"(batch {point.batch}, {point.steps} steps)"
+        f"(batch {point.batch}, {counted(point.steps, 'step')})"
     )
 
 
@@ -515,9 +515,9 @@ def _measured(curve: Curve) -> str:
     date = f"{origin.date}: " if origin.date else ""
     known = [(point.spread / point.ratio, point) for point in cells if point.spread is not None]
     if not known:
-        return f"{date}{len(cells)} cells, visited once each"
+        return f"{date}{counted(len(cells), 'cell')}, visited once each"
     share, point = max(known, key=lambda one: one[0])
     return (
-        f"{date}{len(cells)} cells, the least certain within {100 * share:.1f} % "
-        f"(95 %; batch {point.batch}, {point.steps} steps)"
+        f"{date}{counted(len(cells), 'cell')}, the least certain within {100 * share:.1f} % "
+        f"(95 %; batch {point.batch}, {counted(point.steps, 'step')})"
     )

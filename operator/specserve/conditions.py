@@ -151,6 +151,11 @@ class Condition:
     message: str = ""
 
 
+def counted(count: int, noun: str) -> str:
+    """A count and what is counted, in the number that goes with it: 1 pod, 2 pods."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def merge(
     old: Iterable[Mapping[str, Any]], new: Iterable[Condition], generation: int, now_iso: str
 ) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from yaml.constructor import ConstructorError
 
 from specserve import api, names, rules, schema
@@ -121,4 +122,13 @@ def first(error: ValidationError) -> str:
     """The first field of a spec that is not valid, and why."""
     details = error.errors()[0]
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
-    return f"spec{''.join(parts)}: {details['msg']}"
+    return f"spec{''.join(parts)}: {details['msg']}{_unquoted(details)}"
+
+
+def _unquoted(details: ErrorDetails) -> str:
+    """What to write where YAML made a boolean of a bare On or Off; empty if that is not it."""
+    wanted, given = (details.get("ctx") or {}).get("expected", ""), details["input"]
+    meant = "'On'" if given is True else "'Off'" if given is False else None
+    if meant is None or meant not in str(wanted):
+        return ""
+    return f"; for YAML a bare {meant[1:-1]} is a boolean, so write it in quotes: {meant}"

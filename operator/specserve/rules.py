@@ -22,6 +22,7 @@ _FACTORS: Final[Mapping[str, Decimal]] = {
 }
 _QUANTITY: Final = re.compile(r"([+-]?[0-9.]+)([numkKMGTPE]i?|[eE][+-]?[0-9]+)?")
 _EXPRESSION: Final = re.compile(r"'(.*)'\.format\(\[(.*)\]\)")
+_SOURCE: Final = re.compile(r"(hf|pvc|oci|path)://\S+")
 _CLAIM: Final = re.compile(r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?")
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _NOT_CHOSEN: Final = frozenset(
@@ -88,6 +89,12 @@ JUDGES: Final[Mapping[str, Judge]] = {
     "!has(self.revision) || self.source.startsWith('hf://')": lambda model: (
         "revision" not in model or model["source"].startswith("hf://")
     ),
+    "self.matches('^(hf|pvc|oci|path)://\\\\S+$')": lambda source: (
+        _SOURCE.fullmatch(source) is not None
+    ),
+    "!self.contains(':') && self.trim() == self": lambda name: (
+        ":" not in name and name.strip() == name
+    ),
     "!self.startsWith('path://') || self.startsWith('path:///')": lambda source: (
         not source.startswith("path://") or source.startswith("path:///")
     ),
@@ -97,6 +104,9 @@ JUDGES: Final[Mapping[str, Judge]] = {
     ),
     "self.method in ['NEXTN', 'NGRAM', 'None'] || has(self.source)": lambda draft: (
         draft["method"] in {"NEXTN", "NGRAM", "None"} or "source" in draft
+    ),
+    "self.method != 'None' || !has(self.source)": lambda draft: (
+        draft["method"] != "None" or "source" not in draft
     ),
     "!has(self.revision) || (has(self.source) && self.source.startsWith('hf://'))": lambda draft: (
         "revision" not in draft or draft.get("source", "").startswith("hf://")
@@ -158,6 +168,10 @@ def broken(schema: Mapping[str, Any], value: Any, path: str = "") -> Iterator[st
     pattern = schema.get("pattern")
     if pattern is not None and isinstance(value, str) and re.search(pattern, value) is None:
         yield f"{where}: {value!r} should match '{pattern}'"
+    known = schema.get("enum")
+    if known is not None and value not in known:
+        listed = ", ".join(f'"{each}"' for each in known)
+        yield f'{where}: Unsupported value: "{value}": supported values: {listed}'
     keys = schema.get("x-kubernetes-list-map-keys")
     for position in _twice(schema.get("x-kubernetes-list-type"), keys, value):
         shown = {name: value[position][name] for name in keys} if keys else value[position]

@@ -385,14 +385,15 @@ def _columns() -> list[dict[str, Any]]:
         column("Model", ".spec.model.source", "Source of the model.", priority=1),
         column(
             "Why",
-            ".status.speculation.lastSwitchReason",
-            "Why speculation was last switched.",
+            ".status.why",
+            "What keeps it from being ready; once it is, why speculation was last switched.",
             priority=1,
         ),
         column(
             "Curve",
-            '.status.conditions[?(@.type=="Calibrated")].reason',
-            "Reason of the condition Calibrated: whether a curve was measured in the cluster.",
+            ".status.curve",
+            "Reason of the condition Calibrated: whether a curve was measured in the cluster. "
+            "Empty where none was and the strategy would use none.",
             priority=1,
         ),
         column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date"),

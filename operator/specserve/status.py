@@ -4,18 +4,23 @@ Messages carry no numbers that move with the load: at rest, and under steady loa
 observations give equal statuses, and equal statuses are not written.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve import api, conditions, names
-from specserve.conditions import Condition
+from specserve.conditions import Condition, counted
 from specserve.curves import Seen
 from specserve.decisions import LONGEST_REASON, Switch, recent
 from specserve.observed import Owned, Pod, Trouble
+from specserve.policy import unreachable
 
 #: The change in acceptance length that is worth a write of its own, as a ratio.
 ACCEPT_TOLERANCE = 0.1
+#: Most characters of columns of `kubectl get -o wide`; the schema takes 256 and 64.
+WHY_LENGTH = 160
+CURVE_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +164,41 @@ def build(seen: Observation, now_iso: str, at_iso: Any) -> dict[str, Any]:
         _curve(seen),
         *([seen.calibrated] if seen.calibrated else []),
     ]
+    merged = conditions.merge(
+        seen.previous.get("conditions") or (), observed, seen.generation, now_iso
+    )
+    told = {condition["type"]: condition for condition in merged}
+    speculation = _speculation(seen, at_iso)
     return {
         "observedGeneration": seen.generation,
         "replicas": len(alive),
         "readyReplicas": ready,
         "ready": f"{ready}/{desired}",
+        "why": _why(seen, told[conditions.READY], speculation["lastSwitchReason"]),
+        "curve": _curve_in_short(seen, told[conditions.CALIBRATED]["reason"]),
         "selector": names.selector_string(seen.name),
-        "speculation": _speculation(seen, at_iso),
-        "conditions": conditions.merge(
-            seen.previous.get("conditions") or (), observed, seen.generation, now_iso
-        ),
+        "speculation": speculation,
+        "conditions": merged,
     }
+
+
+def _why(seen: Observation, ready: Mapping[str, Any], switched: str) -> str:
+    """What to know first, in one line: what keeps pods from serving, else the last switch."""
+    if ready["status"] != "True":
+        said = f"{ready['reason']}: {ready['message']}"
+        return textwrap.shorten(said, WHY_LENGTH, placeholder=" …")[:WHY_LENGTH]
+    # The line of a switch begins with its pod; that of a pod which is no more explains nothing.
+    there = {pod.name for pod in seen.pods if pod.alive}
+    if switched.partition(": ")[0] not in there or (seen.spec and not seen.spec.replicas):
+        return ""
+    return textwrap.shorten(switched, WHY_LENGTH, placeholder=" …")
+
+
+def _curve_in_short(seen: Observation, reason: str) -> str:
+    """The reason of Calibrated; empty where no curve was measured and none would be used."""
+    used = seen.spec is not None and seen.spec.policy.strategy == "BreakEven"
+    idle = {conditions.NOT_ASKED_FOR, conditions.NOT_OBSERVED}
+    return "" if reason in idle and not used else reason[:CURVE_LENGTH]
 
 
 # -- workload -------------------------------------------------------------------------------
@@ -257,7 +286,20 @@ def _cause(seen: Observation, alive: Sequence[Pod]) -> Trouble | None:
         return Trouble(trouble.reason, f"pod {name}: {trouble.message}")
     if seen.deployment is not None and seen.deployment.problem:
         return Trouble(conditions.REPLICAS_NOT_READY, seen.deployment.problem)
+    waits = min((pod.name for pod in alive if _not_started(pod)), default=None)
+    if waits is not None:
+        # Without the time that it takes, which would be news at every look.
+        return Trouble(
+            conditions.REPLICAS_NOT_READY,
+            f"pod {waits}: container {names.ENGINE_CONTAINER} has not started: its image is "
+            "pulled, volumes are mounted or init containers run",
+        )
     return None
+
+
+def _not_started(pod: Pod) -> bool:
+    """Whether the engine container has had no start: there is no id of it in what tells them."""
+    return not pod.ready and pod.trouble is None and pod.boot.startswith("#")
 
 
 def _severity(trouble: Trouble) -> int:
@@ -269,7 +311,12 @@ def _severity(trouble: Trouble) -> int:
 
 def _available(serving: int, desired: int, aside: int) -> Condition:
     if serving:
-        return Condition("Available", "True", conditions.REPLICAS_READY, f"{serving} pods serve")
+        return Condition(
+            "Available",
+            "True",
+            conditions.REPLICAS_READY,
+            f"{counted(serving, 'pod')} {'serves' if serving == 1 else 'serve'}",
+        )
     if desired == 0:
         return Condition("Available", "False", conditions.SCALED_TO_ZERO, "no pods are asked for")
     if aside:
@@ -408,8 +455,23 @@ def _reach(seen: Observation) -> Condition:
             kind, "False", conditions.THRESHOLD_UNREACHABLE, f"{capped.name}: {capped.unreachable}"
         )
     if not any(engine.sampled for engine in seen.engines):
-        return Condition(kind, "Unknown", conditions.NO_PODS, "no engine is read yet")
+        return _reach_by_spec(seen)
     return Condition(kind, "True", conditions.WITHIN_REACH)
+
+
+def _reach_by_spec(seen: Observation) -> Condition:
+    """Whether the bounds can be passed by what engines are asked to run; they may run fewer."""
+    kind: conditions.Type = conditions.THRESHOLD_REACHABLE
+    if seen.spec is None:
+        return Condition(kind, "Unknown", conditions.NO_PODS, "no engine is read yet")
+    # Of the mode in force: a pin that has ended stands in the spec still.
+    rules = seen.spec.policy.model_copy(update={"mode": _mode(seen)})
+    capped = unreachable(rules, seen.requests)
+    if capped is not None:
+        return Condition(kind, "False", conditions.THRESHOLD_UNREACHABLE, capped)
+    if rules.signal == "Running" and seen.requests is None:
+        return Condition(kind, "Unknown", conditions.NO_PODS, "no engine is read yet")
+    return Condition(kind, "True", conditions.WITHIN_REACH, "by the spec: no engine is read yet")
 
 
 def _capacity(seen: Observation) -> Condition:
@@ -429,7 +491,7 @@ def _capacity(seen: Observation) -> Condition:
         kind,
         "False",
         conditions.CAPACITY_REDUCED,
-        f"{asked} requests at once are asked for; "
+        f"{counted(asked, 'request')} at once {'is' if asked == 1 else 'are'} asked for; "
         + _listed(reduced, _limit)
         + ". Raise engine.memFractionStatic, use more GPUs, or lower engine.maxRunningRequests",
     )
@@ -437,7 +499,7 @@ def _capacity(seen: Observation) -> Condition:
 
 def _limit(engine: Engine) -> str:
     holds = engine.cache_tokens
-    cache = "" if holds is None else f", as its KV cache holds {holds} tokens"
+    cache = "" if holds is None else f", as its KV cache holds {counted(holds, 'token')}"
     return f"runs at most {engine.capacity}{cache}"
 
 
@@ -480,7 +542,11 @@ def _decider(seen: Observation) -> tuple[str, str]:
             conditions.PIN_ENDED,
             f"policy.mode {policy.mode} ended at {policy.mode_until}: strategy {policy.strategy}",
         )
-    return conditions.AUTO, f"strategy {policy.strategy}, scope {policy.scope}"
+    unused = "; policy.modeUntil ends the modes On and Off, and does nothing here"
+    return (
+        conditions.AUTO,
+        f"strategy {policy.strategy}, scope {policy.scope}{unused if policy.mode_until else ''}",
+    )
 
 
 def _draft(seen: Observation) -> Condition:

@@ -177,6 +177,8 @@ STATUS: dict[str, Any] = {
     "replicas": 3,
     "readyReplicas": 2,
     "ready": "2/3",
+    "why": "chat-1: off: 96 in flight above 48",
+    "curve": "Measured",
     "selector": names.selector_string("seen"),
     "speculation": {
         "mode": "Mixed",
@@ -270,7 +272,8 @@ def test_get_shows_what_matters(created, kubectl):
     assert shown == {"NAME": "seen", "READY": "True", "SPECULATION": "Off 1/2", "PODS": "2/3"}
     wide = columns(kubectl("get", "specserves", "-o", "wide"))
     assert wide["MODEL"] == "hf://example-org/chat"
-    assert wide["WHY"] == "96 in flight above 48"
+    assert wide["WHY"] == STATUS["why"]
+    assert wide["CURVE"] == "Measured"
 
 
 def test_get_works_before_there_is_a_status(created, kubectl):

@@ -396,7 +396,11 @@ def test_a_failure_is_told_and_the_curve_before_it_goes_on():
     assert (status, reason) == ("False", "Failed")
     assert "chat-a is gone; of the curve before: ConfigMap chat-curve" in message
     assert said(Record(failure="x"))[1] == "Failed"
-    assert said(Record())[:2] == ("Unknown", "NotAskedFor")
+    assert said(Record()) == (
+        "Unknown",
+        "NotAskedFor",
+        "none was asked for; annotate the SpecServe with specserve.dev/calibrate to ask",
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ def test_what_was_not_observed_stays_word_for_word():
     assert by_type(new, "MetricsFresh") == by_type(old, "MetricsFresh")
 
 
+def test_one_is_counted_in_the_singular():
+    assert [conditions.counted(n, "flip") for n in (0, 1, 2)] == ["0 flips", "1 flip", "2 flips"]
+
+
 def test_the_last_word_on_a_type_counts():
     words = [Condition("Ready", "True", "ReplicasReady"), Condition("Ready", "False", "CrashLoop")]
     assert by_type(merge([], words, 1, NOW), "Ready")["reason"] == "CrashLoop"

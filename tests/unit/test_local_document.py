@@ -55,6 +55,28 @@ def test_what_the_server_refuses_is_refused_with_the_field_and_its_words(path):
         assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("policy", "field", "word"),
+    [
+        ({"mode": False}, "mode", "Off"),
+        ({"mode": True}, "mode", "On"),
+        ({"onSignalLoss": False}, "onSignalLoss", "Off"),
+    ],
+)
+def test_a_boolean_for_a_mode_is_told_to_want_quotes(policy, field, word):
+    with pytest.raises(document.BadDocument) as caught:
+        document.read(text(policy=policy))
+    assert str(caught.value).startswith(f"spec.policy.{field}: Input should be ")
+    assert str(caught.value).endswith(f"so write it in quotes: '{word}'")
+
+
+@pytest.mark.parametrize("policy", [{"mode": 0}, {"mode": "off"}, {"signal": False}])
+def test_other_mistakes_are_told_nothing_of_quotes(policy):
+    with pytest.raises(document.BadDocument) as caught:
+        document.read(text(policy=policy))
+    assert "quotes" not in str(caught.value)
+
+
 def test_numbers_of_a_rule_are_in_its_words():
     with pytest.raises(document.BadDocument) as caught:
         document.read(text(policy={"threshold": {"offAbove": 40, "onBelow": 50}}))

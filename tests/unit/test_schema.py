@@ -1,13 +1,14 @@
 """The generator and the checker of the schema. What the API server says: integration/test_crd."""
 
+from importlib import resources
 from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from pydantic import BaseModel, Field
 
-from specserve import schema
-from specserve.api import SpecServeSpec, SpecServeStatus
+from specserve import curves, schema
+from specserve.api import PROFILES, SpecServeSpec, SpecServeStatus
 
 
 class Inner(BaseModel):
@@ -319,3 +320,10 @@ def test_main_writes_and_check_tells_a_difference(tmp_path, capsys):
     capsys.readouterr()
     assert schema.main(["--check", "--output", str(path)]) == 1
     assert "+    kind: SpecServe\n" in capsys.readouterr().out
+
+
+def test_the_profiles_that_can_be_named_are_those_that_are_shipped():
+    shipped = {file.name for file in resources.files(curves).iterdir()}
+    assert {f"{name}.json" for name in PROFILES} == {
+        name for name in shipped if name.endswith(".json")
+    }

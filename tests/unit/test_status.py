@@ -195,6 +195,32 @@ def test_ready(case: str):
     assert words in found[2]
 
 
+NOT_STARTED = (
+    "pod chat-0: container engine has not started: its image is pulled, volumes are mounted or "
+    "init containers run"
+)
+
+
+def test_a_container_that_has_not_started_is_told_from_one_that_loads():
+    starting = pod(usable=False, boot="#0")
+    first = build(seen(pods=[starting], engines=[]))
+    assert condition(seen(pods=[starting], engines=[]), "Ready") == (
+        "False",
+        "ReplicasNotReady",
+        f"0/1 pods ready; {NOT_STARTED}",
+    )
+    # However long it takes, nothing is written again.
+    assert build(seen(pods=[starting], engines=[], previous=first), LATER) == first
+    loading = replace(starting, boot="containerd://1#0", trouble=Trouble("Loading", "loads"))
+    assert condition(seen(pods=[loading], engines=[]), "Ready")[1] == "Loading"
+
+
+def test_one_pod_serves_and_two_pods_serve():
+    assert condition(seen(), "Available")[2] == "1 pod serves"
+    two = seen(spec=spec(2), pods=[pod("chat-0"), pod("chat-1")])
+    assert condition(two, "Available")[2] == "2 pods serve"
+
+
 def test_a_full_rollout_with_no_room_says_what_makes_room():
     observation = seen(
         deployment=replace(ROLLED_OUT, rolled_out=False), pods=[pod(), pod("new", trouble=FULL)]
@@ -224,6 +250,7 @@ def test_zero_pods_are_no_alarm():
 # -- engines --------------------------------------------------------------------------------
 
 WIDE = spec(engine={"image": "e", "dataParallel": 8})
+RUNNING = spec(policy={"signal": "Running"})
 STATES = [
     ("MetricsFresh", {"engines": []}, "Unknown", "NoPods"),
     ("MetricsFresh", {"engines": engines({"sampled": False})}, "Unknown", "NoSamples"),
@@ -281,7 +308,27 @@ STATES = [
         "True",
         "Pinned",
     ),
-    ("ThresholdReachable", {"engines": engines({"sampled": False})}, "Unknown", "NoPods"),
+    ("ThresholdReachable", {"engines": engines({"sampled": False})}, "True", "WithinReach"),
+    ("ThresholdReachable", {"engines": [], "pods": []}, "True", "WithinReach"),
+    (
+        "ThresholdReachable",
+        {"engines": [], "requests": 48, "spec": RUNNING},
+        "False",
+        "ThresholdUnreachable",
+    ),
+    (
+        "ThresholdReachable",
+        {"engines": [], "requests": 49, "spec": RUNNING},
+        "True",
+        "WithinReach",
+    ),
+    (
+        "ThresholdReachable",
+        {"engines": [], "requests": None, "spec": RUNNING},
+        "Unknown",
+        "NoPods",
+    ),
+    ("ThresholdReachable", {"engines": [], "spec": None}, "Unknown", "NoPods"),
     ("RequestCapacity", {"engines": engines({}, {"capacity": 48})}, "False", "CapacityReduced"),
     ("RequestCapacity", {"engines": engines({"capacity": 80})}, "True", "AsAsked"),
     ("RequestCapacity", {"engines": engines({"capacity": None})}, "Unknown", "NotReported"),
@@ -302,6 +349,13 @@ STATES = [
 @pytest.mark.parametrize(("kind", "changes", "state", "reason"), STATES)
 def test_condition_of_engines(kind: str, changes: dict[str, Any], state: str, reason: str):
     assert condition(seen(**changes), kind)[:2] == (state, reason)
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("Auto", "ThresholdUnreachable"), ("On", "Pinned")])
+def test_a_threshold_is_in_force_again_when_a_pin_has_ended(mode: str, reason: str):
+    pinned = spec(policy={"signal": "Running", "mode": "On", "modeUntil": UNTIL})
+    observation = seen(engines=[], requests=8, mode=mode, spec=pinned)
+    assert condition(observation, "ThresholdReachable")[1] == reason
 
 
 def test_a_reading_of_one_rank_is_no_reading_of_all():
@@ -394,10 +448,73 @@ def test_small_moves_of_acceptance_are_not_written(accept: float | None, told: i
     assert second["speculation"]["acceptLengthCenti"] == told
 
 
+# -- columns of kubectl get -o wide ---------------------------------------------------------
+
+GO_ON = "the pods of the last accepted spec go on serving"
+SWITCHED = replace(STEERED, switched_at=1e9, switched_why="chat-0: off: 96 in flight above 48")
+
+
+def test_why_is_the_last_switch_while_all_is_ready():
+    assert build(seen())["why"] == ""
+    assert build(seen(engines=[SWITCHED]))["why"] == "chat-0: off: 96 in flight above 48"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"blocked": Trouble("SpecRejected", "spec.engine.args: no --port")},
+            f"SpecRejected: spec.engine.args: no --port; {GO_ON}",
+        ),
+        (
+            {"pods": [pod(trouble=CRASH)], "engines": []},
+            f"CrashLooping: 0/1 pods ready; pod chat-0: {CRASH.message}",
+        ),
+        ({"pods": [], "engines": []}, "ReplicasNotReady: 0/1 pods ready"),
+        # Of a pod that is no more.
+        ({"pods": [pod("chat-1")], "engines": engines({})[:0]}, ""),
+        ({"pods": [], "engines": [], "spec": spec(0)}, ""),
+        ({"engines": [], "spec": spec(0)}, ""),
+    ],
+)
+def test_why_tells_what_keeps_it_from_being_ready_and_nothing_of_the_past(
+    changes: dict[str, Any], why: str
+):
+    before = build(seen(engines=[SWITCHED]))
+    assert build(seen(previous=before, **changes))["why"] == why
+
+
+def test_why_is_one_short_line():
+    long = Trouble("ImagePullFailed", "container engine:\n" + "word " * 100)
+    why = build(seen(pods=[pod(trouble=long)], engines=[]))["why"]
+    assert why.startswith("ImagePullFailed: 0/1 pods ready; pod chat-0: container engine: word")
+    assert why.endswith("word …")
+    assert len(why) <= status.WHY_LENGTH
+    assert "\n" not in why
+
+
+@pytest.mark.parametrize(
+    ("reason", "strategy", "shown"),
+    [
+        ("NotAskedFor", "Threshold", ""),
+        ("NotAskedFor", "BreakEven", "NotAskedFor"),
+        ("Running", "Threshold", "Running"),
+        ("Measured", "Threshold", "Measured"),
+    ],
+)
+def test_the_curve_shows_where_there_is_one_or_one_would_be_used(
+    reason: str, strategy: str, shown: str
+):
+    calibrated = conditions.Condition("Calibrated", "Unknown", reason)
+    asked = spec(policy={"strategy": strategy})
+    assert build(seen(spec=asked, calibrated=calibrated))["curve"] == shown
+
+
 # -- decisions ------------------------------------------------------------------------------
 
 BREAK_EVEN = {"strategy": "BreakEven"}
 UNTIL = "2030-01-01T12:00:00Z"
+UNUSED = "policy.modeUntil ends the modes On and Off, and does nothing here"
 UNREAD = "the override cannot be read, what was last known of it holds"
 DECIDES: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
     "auto": ({}, ("True", "Auto", "strategy Threshold, scope Pod")),
@@ -408,6 +525,14 @@ DECIDES: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
     "pinned for a while": (
         {"spec": spec(policy={"mode": "On", "modeUntil": UNTIL}), "mode": "On"},
         ("False", "Pinned", f"policy.mode is On until {UNTIL}, then Auto"),
+    ),
+    "an end without a pin": (
+        {"spec": spec(policy={"mode": "Auto", "modeUntil": UNTIL})},
+        (
+            "True",
+            "Auto",
+            f"strategy Threshold, scope Pod; {UNUSED}",
+        ),
     ),
     "no longer pinned": (
         {"spec": spec(policy={"mode": "On", "modeUntil": UNTIL}), "mode": "Auto"},

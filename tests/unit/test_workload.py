@@ -232,8 +232,8 @@ def test_words_before_the_first_flag_lead():
         (["--host=127.0.0.1"], "--host", "0.0.0.0 or ::"),
         (["--config", "x.yaml"], "--config", "spec.engine.args for each of its lines"),
         (["--config", names.ENGINE_CONFIG], "--config", "spec.engine.args"),
-        (["--api-key=k"], "--api-key", "spec.engine.apiKeySecretRef"),
-        (["--admin-api-key=k"], "--admin-api-key", "the operator makes this key"),
+        (["--api-key=k"], "--api-key", "use spec.engine.apiKeySecretRef"),
+        (["--admin-api-key=k"], "--admin-api-key", "leave it out: the operator makes"),
         (["--speculative-algorithm=NGRAM"], "--speculative-algorithm", "spec.draft.method"),
         (["--speculative-algo=NGRAM"], "--speculative-algo", "spec.draft.method"),
         (["--api_key", "k"], "--api_key", "--api-key"),
@@ -382,6 +382,19 @@ def test_config_is_two_words():
 )
 def test_a_source_becomes_a_path(source, path):
     assert f"--model-path={path}" in args(model={"source": source})
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ({"source": "hf://example-org/chat"}, "example-org/chat"),
+        ({"source": "oci://registry.example:5000/chat:1"}, "registry.example-5000/chat-1"),
+        ({"source": "oci://registry.example/chat:1", "servedName": "chat 1"}, "chat 1"),
+    ],
+)
+def test_a_model_is_called_what_sglang_takes_for_a_name(model, name):
+    """It refuses a colon (0.5.14 to 0.5.23), and takes a space."""
+    assert f"--served-model-name={name}" in args(model=model)
 
 
 def test_a_claim_is_mounted_once_and_read_only():
@@ -614,7 +627,12 @@ def test_a_key_stays_a_text_in_the_engines_file(key):
             "spec.containers[engine].env[A].value",
         ),
         ({"engine": {"env": []}}, "spec.containers[engine].env[A]"),
-        ({"engine": {"args": ["--x"]}}, "spec.containers[engine].args[18]"),
+        ({"engine": {"args": ["--x"]}}, "spec.containers[engine].args[--x]"),
+        (
+            {"engine": {"memFractionStatic": "0.7"}},
+            "spec.containers[engine].args[--mem-fraction-static]",
+        ),
+        ({"model": {"revision": "v2"}}, "spec.containers[engine].args[--revision]"),
         ({"pod": {"labels": {"team": "b"}}}, "metadata.labels.team"),
         ({"pod": {"hostIPC": True}}, "spec.hostIPC"),
         (
@@ -633,6 +651,8 @@ def test_the_first_difference_is_named(changes, path):
 def test_a_difference_names_no_value():
     old = deployment(engine={"env": [{"name": "A", "value": "s3cret"}]})
     assert "s3cret" not in (first_difference(old, deployment()) or "")
+    old = deployment(engine={"args": ["--header=s3cret"]})
+    assert first_difference(old, deployment()) == "spec.containers[engine].args[--header]"
 
 
 def test_one_is_not_true():

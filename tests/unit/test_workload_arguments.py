@@ -153,7 +153,12 @@ def test_the_memory_fraction_is_rendered_where_it_is_given():
         (
             ("--attn-dp-size=8",),
             {"engine": {"tensorParallel": 8, "maxRunningRequests": 4}},
-            "4 requests leave none for some of 8 attention groups",
+            "4 requests cannot be shared by 8 attention groups",
+        ),
+        (
+            ("--attn-dp-size=8",),
+            {"engine": {"tensorParallel": 8, "maxRunningRequests": 1}},
+            "1 request cannot be shared",
         ),
         (
             ("--attn-dp-size=3",),
@@ -163,7 +168,7 @@ def test_the_memory_fraction_is_rendered_where_it_is_given():
         (
             ("--max-total-tokens=400",),
             {},
-            "256 requests at once do not fit --max-total-tokens 400: .* 200 here",
+            "--max-total-tokens 400 is not enough for 256 requests at once: .* 200 here",
         ),
         (
             ("--max-total-tokens", "4Ki"),

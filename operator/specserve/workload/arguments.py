@@ -10,6 +10,7 @@ from typing import Final
 
 from specserve import names
 from specserve.api import SpecServeSpec
+from specserve.conditions import counted
 from specserve.workload.flags import NAMES, meant
 from specserve.workload.layout import (
     Layout,
@@ -33,28 +34,28 @@ ADAPTIVE_UPDATE_INTERVAL: Final = 100
 #: SGLang takes this flag only as two arguments: it looks for it before it parses the rest.
 FLAG_CONFIG: Final = "--config"
 
-#: Flags that only the operator may set, and where their value belongs instead.
+#: Flags that only the operator may set, and what to do instead.
 _OWNED: Final[Mapping[str, str]] = {
-    "--model-path": "spec.model.source",
-    "--served-model-name": "spec.model.servedName",
-    "--revision": "spec.model.revision",
-    "--port": "nothing: the serving port is fixed",
-    "--enable-metrics": "nothing: metrics are always on",
-    FLAG_CONFIG: "spec.engine.args for each of its lines",
-    "--api-key": "spec.engine.apiKeySecretRef",
-    "--admin-api-key": "nothing: the operator makes this key",
-    "--speculative-algorithm": "spec.draft.method",
-    "--speculative-draft-model-path": "spec.draft.source",
-    "--speculative-draft-model-revision": "spec.draft.revision",
-    "--speculative-adaptive": "spec.draft.method",
-    "--speculative-adaptive-config": "spec.draft.steps",
+    "--model-path": "use spec.model.source",
+    "--served-model-name": "use spec.model.servedName",
+    "--revision": "use spec.model.revision",
+    "--port": "leave it out: the serving port is fixed",
+    "--enable-metrics": "leave it out: metrics are always on",
+    FLAG_CONFIG: "use spec.engine.args for each of its lines",
+    "--api-key": "use spec.engine.apiKeySecretRef",
+    "--admin-api-key": "leave it out: the operator makes this key",
+    "--speculative-algorithm": "use spec.draft.method",
+    "--speculative-draft-model-path": "use spec.draft.source",
+    "--speculative-draft-model-revision": "use spec.draft.revision",
+    "--speculative-adaptive": "use spec.draft.method",
+    "--speculative-adaptive-config": "use spec.draft.steps",
 }
 
 #: Also owned, while the operator switches the engine.
 _OWNED_WHILE_LIVE: Final[Mapping[str, str]] = {
-    "--speculative-num-steps": "spec.draft.steps",
-    "--speculative-num-draft-tokens": "spec.draft.steps",
-    "--speculative-eagle-topk": "nothing: only 1 can be switched in a live engine",
+    "--speculative-num-steps": "use spec.draft.steps",
+    "--speculative-num-draft-tokens": "use spec.draft.steps",
+    "--speculative-eagle-topk": "leave it out: only 1 can be switched in a live engine",
 }
 
 _WITHOUT_CONTROL: Final = "the engine would start without its control"
@@ -293,12 +294,12 @@ def _redundant(argument: Argument, ours: Mapping[str, tuple[str, ...]], *, live:
             f"{called} must be 0.0.0.0 or ::, or be left out: probes and the operator reach the "
             "engine at the address of its pod",
         )
-    place = _OWNED.get(flag) or (_OWNED_WHILE_LIVE.get(flag) if live else None)
-    if place is None:
+    instead = _OWNED.get(flag) or (_OWNED_WHILE_LIVE.get(flag) if live else None)
+    if instead is None:
         return False
     if flag != FLAG_CONFIG and ours.get(flag) == argument.values:
         return True
-    raise UnusableArgument(written, f"{called} belongs to the operator; use {place}")
+    raise UnusableArgument(written, f"{called} belongs to the operator; {instead}")
 
 
 def _last_of_each(arguments: Iterator[Argument]) -> list[Argument]:
@@ -309,14 +310,20 @@ def _last_of_each(arguments: Iterator[Argument]) -> list[Argument]:
     return list(kept.values())
 
 
+def _called(source: str) -> str:
+    """The name of a model that was given none; SGLang refuses one with a colon (0.5.14 to 0.5.23).
+
+    The tag of an image and the port of its registry have one.
+    """
+    return source.partition("://")[2].strip("/").replace(":", "-")
+
+
 def _ours(
     spec: SpecServeSpec, shape: Layout, model_path: str, draft_path: str | None
 ) -> Iterator[Argument]:
     model, engine = spec.model, spec.engine
     yield Argument.of("--model-path", model_path)
-    yield Argument.of(
-        "--served-model-name", model.served_name or model.source.partition("://")[2].strip("/")
-    )
+    yield Argument.of("--served-model-name", model.served_name or _called(model.source))
     if model.revision:
         yield Argument.of("--revision", model.revision)
     if model.quantization:
@@ -344,7 +351,7 @@ def _share(requests: int, copies: int) -> int:
     if requests < copies:
         raise UnusableSpec(
             "spec.engine.maxRunningRequests",
-            f"{requests} requests cannot be shared by {copies} copies of the model "
+            f"{counted(requests, 'request')} cannot be shared by {copies} copies of the model "
             "(engine.dataParallel)",
         )
     return requests // copies

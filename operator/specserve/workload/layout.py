@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
+from specserve.conditions import counted
+
 #: Tokens that SGLang wants in the KV cache for each request at the least.
 TOKENS_PER_REQUEST: Final = 2
 
@@ -96,14 +98,15 @@ def check(shape: Layout, values: Mapping[str, tuple[str, ...]], *, graphs: bool)
     batch = shape.batch(limit)
     if batch < 1:
         raise Misfit(
-            f"{limit} requests leave none for some of {shape.attention} attention groups; raise "
-            "spec.engine.maxRunningRequests"
+            f"{counted(limit, 'request')} cannot be shared by {shape.attention} attention groups; "
+            "raise spec.engine.maxRunningRequests"
         )
     tokens = _size("--max-total-tokens", values)
     if tokens is not None and batch > tokens // TOKENS_PER_REQUEST:
         raise Misfit(
-            f"{batch} requests at once do not fit --max-total-tokens {tokens}: SGLang runs at "
-            f"most one for each {TOKENS_PER_REQUEST} tokens, {tokens // TOKENS_PER_REQUEST} here; "
+            f"--max-total-tokens {tokens} is not enough for {counted(batch, 'request')} at once: "
+            f"SGLang runs at most one for each {TOKENS_PER_REQUEST} tokens, "
+            f"{tokens // TOKENS_PER_REQUEST} here; "
             "lower spec.engine.maxRunningRequests or raise --max-total-tokens"
         )
     longest = _size("--context-length", values)
