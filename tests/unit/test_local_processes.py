@@ -142,6 +142,9 @@ async def test_a_crash_is_a_trouble_with_the_last_words_and_pauses_grow(tmp_path
     monkeypatch.setattr(processes, "BACKOFF", (0.01, 0.02))
     async with kept(tmp_path, launch("raise SystemExit('CUDA out of memory')")) as w:
         await w.says("exit code 1: CUDA out of memory; lower engine.memFractionStatic")
+        told = [pod.trouble.message for pod in w.pods if pod.trouble is not None]
+        assert any(message.startswith("ended with Error, exit code 1: CUDA") for message in told)
+        assert not any("container" in message for message in told)
         await w.says("started again in 0 s")
         assert w.pods[-1].trouble.reason == "OutOfGpuMemory"
         assert len({pod.boot for pod in w.pods}) > 2

@@ -1,11 +1,15 @@
 """Files of engines that are started: who writes them, and which of them make another engine."""
 
 import argparse
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from specserve import cli, document, names, workload
+from specserve.bench.connection import BadOption
 from specserve.local import start
 
 FILE = """kind: SpecServe
@@ -17,8 +21,9 @@ spec:
 OPTIONS = argparse.Namespace(file=Path("cr.yaml"), entry_point="", port=30000, admin_port=9470)
 
 
-def prepared(folder, *, token="plugin-token", api_key="key", text=FILE):
-    [launch], _ = start.prepared(OPTIONS, document.read(text), folder, {}, (token, api_key))
+def prepared(folder, *, token="plugin-token", api_key="key", text=FILE, entry_point=""):
+    options = argparse.Namespace(**vars(OPTIONS) | {"entry_point": entry_point})
+    [launch], _ = start.prepared(options, document.read(text), folder, {}, (token, api_key))
     return launch
 
 
@@ -67,3 +72,57 @@ def test_adaptive_settings_are_part_of_what_an_engine_is(tmp_path, monkeypatch):
     digest = prepared(tmp_path).digest
     monkeypatch.setattr(workload, "adaptive_config", lambda _: "{}")
     assert prepared(tmp_path).digest != digest
+
+
+# -- what cannot start -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A Python without packages, whatever is installed on this machine."""
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_without_sglang_nothing_is_started_and_what_would_help_is_said(
+    tmp_path, bare, capsys, monkeypatch
+):
+    monkeypatch.setenv("PATH", f"{bare.parent}:{os.environ['PATH']}")
+    (tmp_path / "cr.yaml").write_text(FILE)
+    given = ["-f", str(tmp_path / "cr.yaml"), "--state", str(tmp_path / "state"), "--start"]
+    assert cli.main(["local", *given]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err.startswith(
+        "specserve: sglang and specserve_engine cannot be imported by python3, which is to run "
+        "-m sglang.launch_server"
+    )
+    assert "--entry-point" in said.err
+    assert not (tmp_path / "state" / "processes.json").exists()
+
+
+def test_packages_are_looked_for_where_the_engine_would_find_them(tmp_path, bare):
+    launch = prepared(tmp_path, entry_point=f"{bare} -m sglang.launch_server")
+    there = {"PYTHONPATH": str(tmp_path / "lib")}
+    (tmp_path / "lib" / "sglang").mkdir(parents=True)
+    with pytest.raises(BadOption, match=r"^specserve_engine cannot be imported"):
+        start.runnable((launch,), there)
+    (tmp_path / "lib" / "specserve_engine").mkdir()
+    start.runnable((launch,), there)
+    other = prepared(tmp_path, entry_point=f"{bare} -m some_engine.serve")
+    with pytest.raises(BadOption, match=r"^some_engine cannot be imported"):
+        start.runnable((other,), there)
+
+
+def test_what_does_not_answer_like_a_python_is_tried(tmp_path, monkeypatch):
+    launch = prepared(tmp_path, entry_point="/bin/false -m some_engine")
+    start.runnable((launch,), {})
+
+    def late(*_, **__):
+        raise subprocess.TimeoutExpired("python3", 30)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    start.runnable((prepared(tmp_path, entry_point=f"{sys.executable} -m some_engine"),), {})

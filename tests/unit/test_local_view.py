@@ -71,6 +71,11 @@ def test_what_is_not_known_is_not_zero():
     assert stale.running == stale.queued == "-"
 
 
+def test_an_engine_that_is_off_takes_no_steps_before_its_first_round_either():
+    assert shown(steered(), replace(FACTS, mode="off", active=())).steps == "0"
+    assert shown(steered(), replace(FACTS, mode="tiers", active=())).steps == "-"
+
+
 @pytest.mark.parametrize(
     "trouble",
     [

@@ -334,13 +334,17 @@ async def test_what_means_nothing_here_is_said(one, tmp_path):
         "rollout": {"type": "Recreate"},
         "engine": {"image": "x", "apiKeySecretRef": {"name": "key"}},
     }
+    document["spec"]["draft"]["steps"] = [0, 1, 3]
     async with local(tmp_path, yaml.safe_dump(document), *at(one)) as box:
         await box.line("spec.replicas is 3, engines given: 1; these are steered")
         await box.line("spec.engine says how engines are started")
         await box.line("give its key with --api-key-file")
         await box.line("spec.rollout replaces pods")
+        unprepared = "box-0 warning: spec.draft.steps has 1, and it has prepared 0, 3 alone"
+        await box.line(unprepared)
         await one.until(is_on)
         assert await box.end() == 0
+    assert sum(unprepared in line for line in box.lines) == 1
 
 
 # -- who looks on ------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ async def test_an_engine_that_crashes_is_started_again_and_why_is_said(tmp_path)
         first = processes(tmp_path)["box-0"]["pid"]
         with contextlib.suppress(aiohttp.ClientError):
             await engine.http.post(f"{engine.url}/sim/v1/exit?code=7")
-        await box.line("box-0 warning: container engine ended with Error, exit code 7")
+        await box.line("box-0 warning: ended with Error, exit code 7")
         await box.line("box-0 well: ready after")
         state = await engine.until(lambda state: state["mode"] == "on")
         assert state["lease"]["holder"].startswith("local/")

@@ -37,7 +37,7 @@ def conduct(options: argparse.Namespace) -> int:
         with state.held(folder) as held:
             planned = plan(options, os.environ, asked, folder)
             if planned.launches:
-                start.runnable(planned.launches)
+                start.runnable(planned.launches, os.environ)
             return interruptible(_steer(options, planned, held))
     except (BadOption, Refused, UnusableSpec, state.StateLocked) as error:
         return fail(error)

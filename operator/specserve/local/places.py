@@ -85,6 +85,7 @@ class Facts:
         active: Draft steps of its last rounds, those of each rank that differs; empty before any.
         tokens: Tokens made by this process, None if it does not say.
         rate: Tokens per second since the read-back before, None if that is not known.
+        prepared: Step counts that it can be ordered to use; empty if it does not say.
     """
 
     at: float
@@ -94,6 +95,7 @@ class Facts:
     active: tuple[int, ...]
     tokens: int | None
     rate: float | None
+    prepared: tuple[int, ...] = ()
 
 
 class Engines:
@@ -162,5 +164,14 @@ def _facts(answer: Mapping[str, Any], before: Facts | None, now: float) -> Facts
         if rank.get("decodeRounds") and rank.get("activeSteps") is not None
     }
     return Facts(
-        at, str(answer["podUID"]), boot, str(answer["mode"]), tuple(sorted(active)), tokens, rate
+        at=at,
+        uid=str(answer["podUID"]),
+        boot=boot,
+        mode=str(answer["mode"]),
+        active=tuple(sorted(active)),
+        tokens=tokens,
+        rate=rate,
+        prepared=tuple(
+            sorted(one for one in answer.get("availableSteps") or () if isinstance(one, int))
+        ),
     )

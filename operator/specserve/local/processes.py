@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -375,5 +376,9 @@ class Keeper:
                 },
             }
         )
+        if pod.trouble is not None:
+            # There is no container: what ended is the engine's process.
+            said = pod.trouble.message.removeprefix(f"container {names.ENGINE_CONTAINER} ")
+            pod = replace(pod, trouble=replace(pod.trouble, message=said))
         self._show(pod)
         return pod

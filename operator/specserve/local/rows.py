@@ -20,7 +20,7 @@ class Row:
     Attributes:
         name: What it is called.
         mode: The mode it reports: on, off, table, or its own policy.
-        steps: Draft steps of its last rounds.
+        steps: Draft steps of its last rounds; 0 before any while it is off.
         running: Requests running.
         queued: Requests waiting.
         accept: Tokens won per request and verify, the last seen while on.
@@ -91,7 +91,7 @@ def row(
     return Row(
         name=place.name,
         mode=_MODES.get(facts.mode, facts.mode),
-        steps="/".join(map(str, facts.active)) or UNKNOWN,
+        steps="/".join(map(str, facts.active)) or ("0" if facts.mode == "off" else UNKNOWN),
         running=UNKNOWN if sample is None else str(sample.running),
         queued=UNKNOWN if sample is None else str(sample.queued),
         accept=UNKNOWN if accept is None else f"{accept:.2f}",

@@ -99,6 +99,7 @@ class Session:
         self._wish = wish
         self._seen = curves.NOTHING_SEEN
         self._said_curve = self._said_unsaved = ""
+        self._said_steps: set[tuple[str, tuple[int, ...]]] = set()
         self._soiled = asyncio.Event()
         self.regulator = Regulator(
             self.engines,
@@ -257,7 +258,24 @@ class Session:
             engine, _, text = notice.message.partition(": ")
             self.board.say("warning", engine, f"{notice.reason}: {text}")
 
+    def _compare_steps(self) -> None:
+        """Say once of each engine which of the steps asked for it has not prepared."""
+        for place in self.places:
+            facts = self.engines.facts.get(place.name)
+            if facts is None or not facts.prepared:
+                continue
+            missing = sorted(set(self._wish.spec.draft.steps) - set(facts.prepared))
+            if missing and (place.name, facts.prepared) not in self._said_steps:
+                self._said_steps.add((place.name, facts.prepared))
+                self.board.say(
+                    "warning",
+                    place.name,
+                    f"spec.draft.steps has {_listed(missing)}, and it has prepared "
+                    f"{_listed(facts.prepared)} alone, by {names.ENV_STEPS} at its start",
+                )
+
     def _changed(self, key: Key) -> None:
+        self._compare_steps()
         for engine in self.regulator.engines(key):
             self.board.seen(engine)
         self.board.switched(self.regulator.switches(key))
@@ -299,6 +317,10 @@ class Session:
                     await self._soiled.wait()
             self._soiled.clear()
             self.save()
+
+
+def _listed(steps: Iterable[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def words(setting: dict[str, Any]) -> str:

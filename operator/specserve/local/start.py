@@ -4,9 +4,11 @@ import argparse
 import hashlib
 import shlex
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from specserve import keys, names, workload
 from specserve.bench.connection import BadOption
@@ -16,6 +18,13 @@ from specserve.local.launch import ENTRY_POINT, Files, Launch, launches
 
 #: Folder of the state's in which engines find what a pod has in volumes.
 FOLDER = "engine"
+#: Prints those of its arguments that are no modules of this Python; imports none of them.
+_ABSENT: Final = (
+    "import sys; from importlib.util import find_spec; "
+    "print(*(name for name in sys.argv[1:] if find_spec(name) is None))"
+)
+#: Seconds in which a Python says so; one that takes longer is tried all the same.
+_PATIENCE: Final = 30.0
 
 
 def drafted(
@@ -100,18 +109,49 @@ def renew(folder: Path, token: str) -> None:
             write_whole(place / name, text)
 
 
-def runnable(made: tuple[Launch, ...]) -> None:
-    """Refuse a command that is not there before anything is started.
+def runnable(made: tuple[Launch, ...], environ: Mapping[str, str]) -> None:
+    """Refuse what cannot start, as far as that is seen before anything is started.
+
+    Args:
+        made: The launches.
+        environ: Variables of this process.
 
     Raises:
-        BadOption: It is not.
+        BadOption: The command, or the Python module that it runs, is not there.
     """
-    command = made[0].command[0]
+    command, *words = made[0].command
     if shutil.which(command) is None:
         raise BadOption(
             f"{command} is not found: say with --entry-point what starts an engine, or with "
             "spec.engine.command"
         )
+    if len(words) > 1 and words[0] == "-m":
+        absent = _absent(command, words[1].partition(".")[0], made[0].environment(environ))
+        if absent:
+            raise BadOption(
+                f"{' and '.join(absent)} cannot be imported by {command}, which is to run "
+                f"-m {words[1]}: install what is missing for it, or say with --entry-point "
+                "(or spec.engine.command) what starts an engine"
+            )
+
+
+def _absent(python: str, package: str, environ: Mapping[str, str]) -> list[str]:
+    """Which of the packages that an engine needs a Python lacks."""
+    # SGLang alone would serve, and nobody could steer it.
+    needed = [package, "specserve_engine"] if package == "sglang" else [package]
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own command
+            [python, "-c", _ABSENT, *needed],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    return done.stdout.split() if done.returncode == 0 else []
 
 
 def _files(folder: Path) -> Files:
