@@ -62,6 +62,7 @@ def read(text: str) -> Document:
     found = [each for each in documents if each.get("kind") == names.KIND]
     if len(found) != 1:
         raise BadDocument(f"it holds {len(found)} objects of kind {names.KIND} instead of one")
+    _of_our_version(found[0].get("apiVersion"))
     name, namespace = _named(found[0].get("metadata") or {})
     written = found[0].get("spec") or {}
     try:
@@ -99,6 +100,15 @@ def _where(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     said = getattr(error, "problem", None) or str(error).splitlines()[0]
     return said if mark is None else f"line {mark.line + 1}: {said}"
+
+
+def _of_our_version(given: Any) -> None:
+    if given is None:
+        raise BadDocument(f"apiVersion is missing: write {names.API_VERSION}")
+    if given != names.API_VERSION:
+        raise BadDocument(
+            f"apiVersion: there is no {names.KIND} in {given}: write {names.API_VERSION}"
+        )
 
 
 def _named(meta: Any) -> tuple[str, str]:

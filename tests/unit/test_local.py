@@ -24,6 +24,7 @@ ABSENT = {
 
 def asked(**spec):
     body = {
+        "apiVersion": "specserve.dev/v1alpha1",
         "kind": "SpecServe",
         "metadata": {"name": "chat"},
         "spec": {"model": {"source": "hf://a/b"}, **spec},
@@ -102,7 +103,8 @@ def test_addresses_that_cannot_be_meant(engines, admin, why):
 def test_options_that_cannot_be_used_end_it_with_2(argv, why, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("SPECSERVE_PLUGIN_TOKEN", raising=False)
     file = tmp_path / "cr.yaml"
-    file.write_text("kind: SpecServe\nspec: {model: {source: 'hf://a/b'}}")
+    body = {"apiVersion": "specserve.dev/v1alpha1", "kind": "SpecServe"}
+    file.write_text(yaml.safe_dump(body | {"spec": {"model": {"source": "hf://a/b"}}}))
     state = ["--state", str(tmp_path / "state")]
     assert cli.main(["local", "-f", str(file), *state, *argv]) == 2
     assert why in capsys.readouterr().err

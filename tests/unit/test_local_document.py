@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specserve import document, rules, schema
+from specserve import document, names, rules, schema
 from tests.golden.render import cases
 
 REJECTED = sorted((Path(__file__).parents[1] / "integration" / "rejected").glob("*.yaml"))
 MINIMAL = {
+    "apiVersion": names.API_VERSION,
     "kind": "SpecServe",
     "metadata": {"name": "chat"},
     "spec": {"model": {"source": "hf://a/b"}},
 }
+VERSION = f"apiVersion: {names.API_VERSION}\n"
 
 
 def text(**spec):
@@ -113,7 +115,12 @@ def test_what_is_handed_on_to_the_pod_has_fields_of_its_own():
         ("[" * 10_000, "nested too deeply"),
         ("kind: Pod", "0 objects of kind SpecServe"),
         ("kind: SpecServe\n---\nkind: SpecServe", "2 objects of kind SpecServe"),
-        ("kind: SpecServe\nspec: 3", "spec"),
+        (f"{VERSION}kind: SpecServe\nspec: 3", "spec"),
+        (
+            "apiVersion: specserve.dev/v1\nkind: SpecServe",
+            "apiVersion: there is no SpecServe in specserve.dev/v1: write specserve.dev/v1alpha1",
+        ),
+        ("kind: SpecServe", "apiVersion is missing: write specserve.dev/v1alpha1"),
     ],
 )
 def test_a_file_without_one_specserve_is_refused(body, why):
@@ -155,7 +162,9 @@ def test_a_name_is_a_text(meta, field):
 def test_a_part_that_holds_itself_is_refused():
     endless = "pod: {affinity: &a {nodeAffinity: *a}}"
     with pytest.raises(document.BadDocument, match=r"^spec: "):
-        document.read(f"kind: SpecServe\nspec:\n  model: {{source: 'hf://a/b'}}\n  {endless}")
+        document.read(
+            f"{VERSION}kind: SpecServe\nspec:\n  model: {{source: 'hf://a/b'}}\n  {endless}"
+        )
 
 
 @pytest.mark.parametrize("until", ["2030-01-31T12:00:00Z", "2030-02-30T00:00:00Z"])

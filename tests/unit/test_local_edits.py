@@ -9,7 +9,8 @@ from specserve.local import edits, plan
 from specserve.local.news import Board
 from specserve.target import target_of
 
-FILE = """kind: SpecServe
+FILE = """apiVersion: specserve.dev/v1alpha1
+kind: SpecServe
 metadata: {name: chat}
 spec:
   model: {source: 'hf://a/b'}

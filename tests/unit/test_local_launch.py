@@ -10,6 +10,7 @@ from specserve.bench.connection import BadOption
 from specserve.local.launch import ENV_DEVICES, Files, expand, launches
 
 BASE = {
+    "apiVersion": "specserve.dev/v1alpha1",
     "kind": "SpecServe",
     "metadata": {"name": "chat", "namespace": "team"},
 }

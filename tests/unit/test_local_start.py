@@ -12,7 +12,8 @@ from specserve import cli, document, names, workload
 from specserve.bench.connection import BadOption
 from specserve.local import start
 
-FILE = """kind: SpecServe
+FILE = """apiVersion: specserve.dev/v1alpha1
+kind: SpecServe
 metadata: {name: chat}
 spec:
   model: {source: 'path:///models/chat'}
