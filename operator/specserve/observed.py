@@ -211,8 +211,8 @@ def _trouble(
         if last and not container.get("ready") and container.get("restartCount", 0) > 0:
             return _ended(
                 "Restarted",
-                f"container {container['name']} {_exit(last)}; "
-                f"restarted {container['restartCount']} times",
+                # Without the count: an event and a status of their own for each restart.
+                f"container {container['name']} {_exit(last)}; it was restarted",
                 last,
             )
     if phase == "Failed":

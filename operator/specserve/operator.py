@@ -33,7 +33,7 @@ from specserve.prometheus import PrometheusClient
 from specserve.reconcile import Reconciler
 from specserve.regulate import Regulator
 from specserve.settings import Settings
-from specserve.target import Notice
+from specserve.target import Notice, Told
 from specserve.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -511,6 +511,7 @@ async def _first_failure(tasks: list[asyncio.Task[None]]) -> None:
 
 async def _post(notices: asyncio.Queue[Notice], cluster: Cluster, reconciler: Reconciler) -> None:
     """Post notices as events, those of one kind about one SpecServe as one."""
+    told, loop = Told(), asyncio.get_running_loop()
     while True:
         batch = [await notices.get()]
         await asyncio.sleep(NOTICE_GATHER)
@@ -524,7 +525,12 @@ async def _post(notices: asyncio.Queue[Notice], cluster: Cluster, reconciler: Re
             if reference is None:
                 continue
             more = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
+            notice = Notice(key, kind, reason, messages[-1] + more)
+            if told.lately(reference["uid"], notice, loop.time()):
+                continue
             try:
-                await cluster.event(reference, kind, reason, messages[-1] + more, reason)
+                await cluster.event(reference, kind, reason, notice.message, reason)
             except KubeError as error:
                 log.warning("event %s of %s/%s not posted: %s", reason, *key, error)
+            else:
+                told.tell(reference["uid"], notice, loop.time())

@@ -130,6 +130,41 @@ class Notice:
     message: str
 
 
+#: Seconds for which a warning that was told is not told again. A container that keeps ending has
+#: two for each restart, and the kubelet waits for up to 300 s between two.
+TOLD_SECONDS: Final = 600.0
+
+
+class Told:
+    """The warnings told of late: what comes and goes and comes again is told once in a while.
+
+    Everything else is news each time, as switches are.
+    """
+
+    __slots__ = ("_at",)
+
+    def __init__(self) -> None:
+        # In the order of their times, so that what is over stands first.
+        self._at: dict[tuple[str, str, str], float] = {}
+
+    def lately(self, uid: str, notice: Notice, now: float) -> bool:
+        """Whether a notice needs not be told.
+
+        Args:
+            uid: Of the SpecServe: a namesake's are its own.
+            notice: The notice, with the words as they are told.
+            now: Monotonic seconds.
+        """
+        while self._at and now - next(iter(self._at.values())) >= TOLD_SECONDS:
+            del self._at[next(iter(self._at))]
+        return (uid, notice.reason, notice.message) in self._at
+
+    def tell(self, uid: str, notice: Notice, now: float) -> None:
+        """Take in that a notice was told."""
+        if notice.kind == "Warning":
+            self._at.setdefault((uid, notice.reason, notice.message), now)
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """A mode for all SpecServes of an installation, set by hand in an emergency.

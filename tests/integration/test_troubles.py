@@ -72,16 +72,24 @@ async def test_a_missing_hub_token_is_named_and_heals_when_it_comes(operator, st
 async def test_a_crash_loop_takes_readiness_back_and_carries_the_last_words(operator, stage):
     """O-A4.4, O-B4.1: the termination message is in the condition; recovery needs no edit."""
     (pod,) = await stage.up()
-    await pod.crash("loading\nRuntimeError: Sizes of tensors must match")
+    words = "loading\nRuntimeError: Sizes of tensors must match"
+    await pod.crash(words)
     ready = await stage.has("Ready", "False", "CrashLooping")
     assert "Sizes of tensors must match" in ready["message"]
     assert pod.name in ready["message"]
     assert (await stage.event("CrashLooping"))["type"] == "Warning"
+    await pod.report(ready=False)
+    await stage.has("Ready", "False", "Restarted")
+    await stage.event("Restarted")
+    await pod.crash(words)
+    await stage.has("Ready", "False", "CrashLooping")
     # As SGLang's first process ends, which is the first process of its container.
     await pod.crash(f"{DRAFT}{MISFIT}", exit_code=0, reason="Completed")
     ready = await stage.has("Ready", "False", "DraftRejected")
     assert MISFIT in ready["message"]
     await stage.event("DraftRejected")
+    # It came before, and its second end was no news.
+    assert len(await stage.events(reason="CrashLooping")) == 1
     await pod.run()
     await stage.ready()
     await stage.summary("On 1/1")
@@ -92,6 +100,8 @@ async def test_an_image_that_cannot_be_pulled_is_named_and_heals(operator, stage
     await stage.create()
     ready = await stage.has("Ready", "False", "ImagePullFailed")
     assert "engine-image:1" in ready["message"]
+    why = (await stage.get())["status"]["why"]
+    assert why.startswith("ImagePullFailed: 0/1 pods ready; pod ")
     stage.kubelet.pulls = True
     await stage.kubelet.resync()
     await stage.ready()

@@ -154,7 +154,7 @@ TROUBLE = {
                 container(ready=False, restartCount=2, lastState=ended("OOMKilled", 137))
             ],
         ),
-        ("Restarted", "OOMKilled, exit code 137; restarted 2 times"),
+        ("Restarted", "OOMKilled, exit code 137; it was restarted"),
     ),
     "ready again after a restart": (
         pod(containerStatuses=[container(restartCount=2, lastState=ended("Error", 1))]),
