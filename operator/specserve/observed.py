@@ -304,9 +304,6 @@ class Owned:
 def owned(kind: str, item: Object) -> Owned:
     """Read a Deployment, Service or ServiceAccount; lists leave `kind` out of their items."""
     meta, status = item["metadata"], item.get("status") or {}
-    controller: Object = next(
-        (o for o in meta.get("ownerReferences") or () if o.get("controller")), {}
-    )
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
     failure = conditions.get("ReplicaFailure", {})
     progressing = conditions.get("Progressing", {})
@@ -321,7 +318,7 @@ def owned(kind: str, item: Object) -> Owned:
         uid=meta["uid"],
         key=_key(meta),
         name=meta["name"],
-        owner=controller.get("uid", ""),
+        owner=controller(item),
         live=written_parts(item),
         problem=problem,
         rolled_out=kind != "Deployment"
@@ -334,6 +331,18 @@ def owned(kind: str, item: Object) -> Owned:
     )
 
 
+def controller(item: Object) -> str:
+    """Uid of an object's controller, empty if it has none."""
+    references = item["metadata"].get("ownerReferences") or ()
+    return next((one["uid"] for one in references if one.get("controller")), "")
+
+
+def version(item: Object) -> str:
+    """What changes with the spec of an object, of one that has no generation with anything."""
+    meta = item["metadata"]
+    return str(meta.get("generation") or meta["resourceVersion"])
+
+
 def written_parts(item: Object) -> bytes:
     """What an operator may write of an object, as canonical JSON."""
     return json.dumps(_written(item), sort_keys=True, separators=(",", ":")).encode()
@@ -343,7 +352,8 @@ def holds(live: bytes, desired: Object) -> bool:
     """Whether an object has all that is desired of it.
 
     What the server or others have added does not count as a difference: defaults, injected
-    annotations, another manager's fields.
+    annotations, another manager's fields. Inside what server-side apply replaces as a whole
+    (`ATOMIC`) it does.
     """
     return _within(_written(desired), json.loads(live))
 
@@ -361,6 +371,27 @@ def _written(item: Object) -> dict[str, Any]:
 
 _NOT_WRITTEN = frozenset({"apiVersion", "kind", "metadata", "status"})
 
+#: Fields that are one value however much is in them: one label more in a selector selects other
+#: pods. So the API server's OpenAPI has them (Kubernetes 1.36): `x-kubernetes-map-type: atomic` of
+#: LabelSelector, Service.spec.selector, PodSpec.nodeSelector, NodeSelector, SecretKeySelector and
+#: ConfigMapKeySelector, `x-kubernetes-list-type: atomic` of the rest. The server adds no defaults
+#: inside these; the other atomic fields, fieldRef among them, it does, and nothing of weight fits
+#: beside what is in them.
+ATOMIC = frozenset(
+    {
+        "selector",
+        "podSelector",
+        "labelSelector",
+        "nodeSelector",
+        "requiredDuringSchedulingIgnoredDuringExecution",
+        "preferredDuringSchedulingIgnoredDuringExecution",
+        "tolerations",
+        "ingress",
+        "secretKeyRef",
+        "configMapKeyRef",
+    }
+)
+
 
 def _within(want: Any, have: Any) -> bool:
     if isinstance(want, Mapping):
@@ -368,7 +399,9 @@ def _within(want: Any, have: Any) -> bool:
             # An object of nothing but zero values and none are the same to the API server.
             have = {}
         return isinstance(have, Mapping) and all(
-            _within(value, have.get(name)) for name, value in want.items()
+            _within(value, have.get(name))
+            and (name not in ATOMIC or _no_more(value, have.get(name)))
+            for name, value in want.items()
         )
     if isinstance(want, list):
         if have is None:
@@ -382,6 +415,15 @@ def _within(want: Any, have: Any) -> bool:
         # The API server leaves zero values out of its answers.
         return not have
     return bool(want == have)
+
+
+def _no_more(want: Any, have: Any) -> bool:
+    """Whether there is no field but those wanted. An empty selector is one: it selects all."""
+    if isinstance(want, Mapping) and isinstance(have, Mapping):
+        return all(name in want and _no_more(want[name], value) for name, value in have.items())
+    if isinstance(want, list) and isinstance(have, list):
+        return all(_no_more(w, h) for w, h in zip(want, have, strict=True))
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ knows comes from watches; nothing is written that holds already, so that at rest
 at all.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -213,10 +214,11 @@ class Reconciler:
         # Digest of what was applied and of what it became: equal to both means nothing to do,
         # also where the server rewrites a value (1000m becomes 1).
         self._applied: dict[str, tuple[int, bytes]] = {}
+        # The version that came of it: a watch may tell late of the one before.
+        self._versions: dict[str, str] = {}
         self._curves: dict[Key, tuple[float, ConfigMapText]] = {}
         self._found: dict[Key, curves.Found] = {}
         self._targets: dict[Key, Target] = {}
-        self._templates: dict[Key, workload.Manifest] = {}
         self._published: set[Key] = set()
         self._doubted: set[Key] = set()
         self._calibrated: dict[Key, Condition] = {}
@@ -303,11 +305,15 @@ class Reconciler:
             self._queue.add(key, GATHER)
 
     def _take(self, store: Any, old: Any, new: Any, delay: float) -> None:
+        if old is not None and new is not None and old.key != new.key:
+            # Somebody has taken or changed the label that names its SpecServe.
+            self._take(store, old, None, delay)
         value = new or old
         objects = store.setdefault(value.key, {})
         if new is None:
             objects.pop(value.uid, None)
             self._applied.pop(value.uid, None)
+            self._versions.pop(value.uid, None)
             if not objects:
                 del store[value.key]
         else:
@@ -317,7 +323,6 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._resources.pop(key, None)
-        self._templates.pop(key, None)
         self._curves.pop(key, None)
         self._found.pop(key, None)
         self._calibrated.pop(key, None)
@@ -492,57 +497,110 @@ class Reconciler:
         if not todo:
             return
         await self._confirm(resource)
+        refused: list[Trouble] = []
         for manifest in todo:
             one = live.get((manifest["kind"], manifest["metadata"]["name"]))
-            if one is None:
-                await self._not_taken(manifest)
-            await self._apply_one(resource, manifest, one)
+            if one is None and refused and manifest["kind"] == "Deployment":
+                # No engine starts before all that goes with it is there: a NetworkPolicy is.
+                break
+            try:
+                if one is None:
+                    one = await self._unlabelled(resource, manifest)
+                await self._apply_one(resource, manifest, one)
+            except _Blocked as error:
+                refused.append(error.trouble)
+        if refused:
+            raise _Blocked(refused[0].reason, "; ".join(each.message for each in refused))
 
     def _in_place(
         self, resource: _Resource, manifest: workload.Manifest, one: Owned | None
     ) -> bool:
         if one is None or one.owner != resource.uid:
             return False
-        if self._applied.get(one.uid) == (hash(observed.written_parts(manifest)), one.live):
-            return True
-        return observed.holds(one.live, manifest)
+        here = hash(observed.written_parts(manifest)), one.live
+        if self._applied.get(one.uid) != here and observed.holds(one.live, manifest):
+            self._applied[one.uid] = here
+        return self._applied.get(one.uid) == here
 
     async def _apply_one(
         self, resource: _Resource, manifest: workload.Manifest, one: Owned | None
     ) -> None:
-        kind = manifest["kind"]
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
-            answer = await self._cluster.apply(manifest)
+            answer = await self._write(manifest, one)
         except KubeRefused as error:
             # Server-side apply says 500 of a field that the schema does not know; other 500s pass.
             unknown_field = error.status == 500 and "typed patch object" in error.message
             if error.status in {400, 403, 409, 422} or unknown_field:
+                if kind == "Service" and one is not None and error.status != 403:
+                    raise _Blocked(
+                        "ChangedByHand",
+                        f"Service {name}: somebody has changed it so that it cannot be set back: "
+                        f"{error.message}; kubectl delete service {name} has it made anew",
+                    ) from None
                 reason = conditions.SPEC_REJECTED if error.status != 403 else "ApplyForbidden"
-                raise _Blocked(
-                    reason, f"{kind} {manifest['metadata']['name']}: {error.message}"
-                ) from None
+                raise _Blocked(reason, f"{kind} {name}: {error.message}") from None
             raise
-        result = observed.owned(kind, answer)
-        self._applied[result.uid] = (hash(observed.written_parts(manifest)), result.live)
+        result, wanted = observed.owned(kind, answer), hash(observed.written_parts(manifest))
+        before, version = self._applied.get(result.uid), observed.version(answer)
+        stale = self._versions.get(result.uid) == version
+        self._applied[result.uid] = wanted, result.live
+        self._versions[result.uid] = version
         self._owned.setdefault(resource.key, {})[result.uid] = result
-        if kind == "Deployment":
-            self._say_applied(resource, manifest, one, result)
+        drifted = before is not None and before[0] == wanted
+        if not stale:
+            self._say_applied(resource, one, result, drifted=drifted)
+
+    async def _write(self, manifest: workload.Manifest, one: Owned | None) -> Object:
+        """Apply, also where somebody else has left no room for it.
+
+        A Service does not depend on the spec, so it is never the spec that is refused.
+        """
+        try:
+            return await self._cluster.apply(manifest)
+        except KubeRefused as error:
+            if one is None or one.kind != "Service" or error.status != 422:
+                raise
+            namespace = manifest["metadata"]["namespace"]
+            item = await self._cluster.get(one.kind, namespace, one.name)
+            fields = None if item is None else workload.taken_over(item)
+            if item is None or fields is None:
+                raise
+            version = {key: item["metadata"][key] for key in ("uid", "resourceVersion")}
+            await self._cluster.merge(
+                one.kind, namespace, one.name, {"metadata": {**version, "managedFields": fields}}
+            )
+            return await self._cluster.apply(manifest)
 
     def _say_applied(
-        self, resource: _Resource, manifest: workload.Manifest, old: Owned | None, new: Owned
+        self, resource: _Resource, old: Owned | None, new: Owned, *, drifted: bool
     ) -> None:
-        before = self._templates.get(resource.key)
-        self._templates[resource.key] = manifest
-        if old is not None and old.live == new.live:
+        """Tell what became of an object.
+
+        Args:
+            resource: Its SpecServe.
+            old: What it was.
+            new: What it is.
+            drifted: Whether it was as it should be, and somebody else has changed it since.
+        """
+        changed = old is None or old.live != new.live
+        if not changed or not (drifted or new.kind == "Deployment"):
             return
-        what = "created" if old is None else "changed"
-        # After a restart nothing is known of the template before: nothing is said of the pods.
-        if before is not None and old is not None:
-            path = workload.first_difference(before, manifest)
-            what += f", pods are replaced: {path}" if path else ", no pod is replaced"
-        self._notice(
-            Notice(resource.key, "Normal", "WorkloadApplied", f"Deployment {new.name} {what}")
-        )
+        what = f"{new.kind} {new.name} "
+        what += "set back, as somebody else had changed it" if drifted else "changed"
+        if old is None:
+            what = f"{new.kind} {new.name} created"
+        elif new.kind == "Deployment":
+            # Both as the API server shows them: just what its controller compares.
+            path = workload.first_difference(json.loads(old.live), json.loads(new.live))
+            field = None if path is None or drifted else workload.field_of(path)
+            what += (
+                ", no pod is replaced"
+                if path is None
+                else f", pods are replaced: {field or f'{path} of the pod template'}"
+            )
+        reason = "SetBack" if drifted else "WorkloadApplied"
+        self._notice(Notice(resource.key, "Normal", reason, what))
 
     async def _confirm(self, resource: _Resource) -> None:
         """Stop if the SpecServe is no more: its objects must not be made again."""
@@ -551,19 +609,19 @@ class Reconciler:
         if meta.get("uid") != resource.uid or meta.get("deletionTimestamp"):
             raise KubeRefused(404, "NotFound", "the SpecServe is no more")
 
-    async def _not_taken(self, manifest: workload.Manifest) -> None:
-        """Refuse to take over an object that somebody else made under the same name."""
+    async def _unlabelled(self, resource: _Resource, manifest: workload.Manifest) -> Owned | None:
+        """Find an object that no watch tells of; one that somebody else made is not taken over."""
         kind, meta = manifest["kind"], manifest["metadata"]
         item = await self._cluster.get(kind, meta["namespace"], meta["name"])
         if item is None:
-            return
-        labels = item["metadata"].get("labels") or {}
-        if labels.get(names.LABEL_MANAGED_BY) != names.MANAGER:
+            return None
+        if not _ours(item, resource):
             raise _Blocked(
                 "NameTaken",
                 f"{kind} {meta['name']} exists and is not ours; rename the SpecServe, or delete "
                 f"that {kind}",
             )
+        return observed.owned(kind, item)
 
     async def _prune(self, resource: _Resource, desired: list[workload.Manifest]) -> None:
         wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired}
@@ -719,13 +777,18 @@ class Reconciler:
             item = await self._cluster.get("Secret", resource.key[0], manifest["metadata"]["name"])
         if item is None:
             raise KubeUnreachable("the Secret of credentials was deleted while it was made")
-        labels = item["metadata"].get("labels") or {}
-        if labels.get(names.LABEL_MANAGED_BY) != names.MANAGER:
+        name = manifest["metadata"]["name"]
+        if not _ours(item, resource):
             raise _Blocked(
                 "NameTaken",
-                f"Secret {manifest['metadata']['name']} exists and is not ours; rename the "
-                "SpecServe, or delete that Secret",
+                f"Secret {name} exists and is not ours; rename the SpecServe, or delete that "
+                "Secret",
             )
+        labels = manifest["metadata"]["labels"]
+        if not labels.items() <= (item["metadata"].get("labels") or {}).items():
+            # The watch sees what carries them, and the engines mount it all the same.
+            patch = {"metadata": {"uid": item["metadata"]["uid"], "labels": labels}}
+            item = await self._cluster.merge("Secret", resource.key[0], name, patch)
         have = self._credentials[resource.key] = observed.credentials(item)
         return have
 
@@ -918,6 +981,13 @@ def _words(standing: Standing) -> str:
         return ""
     end = "" if override.until is None else f" until {moments.iso(override.until)}"
     return f"{override.mode}{end}" + (f", {override.reason}" if override.reason else "")
+
+
+def _ours(item: Object, resource: _Resource) -> bool:
+    """Whether an object was made for a SpecServe or a namesake, also if it lost its labels."""
+    labels = item["metadata"].get("labels") or {}
+    managed = labels.get(names.LABEL_MANAGED_BY) == names.MANAGER
+    return managed or observed.controller(item) == resource.uid
 
 
 def _asks(resource: _Resource) -> tuple[Any, ...]:

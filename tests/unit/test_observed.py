@@ -293,6 +293,46 @@ def test_what_was_changed_is_a_difference(change):
     assert not observed.holds(observed.written_parts(live(change)), DESIRED)
 
 
+def policy(change=None) -> dict[str, Any]:
+    item: dict[str, Any] = {
+        "metadata": {"name": "chat", "namespace": "team"},
+        "spec": {
+            "podSelector": {"matchLabels": {"a": "b"}},
+            "ingress": [{"from": [{"podSelector": {"matchLabels": {"c": "d"}}}], "ports": []}],
+        },
+    }
+    if change is not None:
+        change(item["spec"])
+    return item
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec["podSelector"]["matchLabels"].update(x="y"),
+        lambda spec: spec["podSelector"].update(matchExpressions=[{"key": "x"}]),
+        lambda spec: spec["ingress"].append({}),
+        lambda spec: spec["ingress"][0]["from"][0].update(namespaceSelector={}),
+        lambda spec: spec["ingress"][0]["from"][0]["podSelector"]["matchLabels"].update(x="y"),
+    ],
+)
+def test_what_is_one_value_is_changed_by_an_addition(change):
+    assert not observed.holds(observed.written_parts(policy(change)), policy())
+
+
+def test_what_is_one_value_holds_without_its_zero_values():
+    def shown(spec: dict[str, Any]) -> None:
+        del spec["ingress"][0]["ports"]
+
+    assert observed.holds(observed.written_parts(policy(shown)), policy())
+
+
+def test_a_service_with_another_label_in_its_selector_serves_other_pods():
+    service = {"metadata": {}, "spec": {"selector": {"a": "b"}}}
+    other = {"metadata": {}, "spec": {"selector": {"a": "b", "foo": "bar"}, "type": "ClusterIP"}}
+    assert not observed.holds(observed.written_parts(other), service)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
     lambda inner: (
@@ -301,7 +341,7 @@ json_values = st.recursive(
     max_leaves=10,
 )
 objects = st.fixed_dictionaries({"metadata": st.fixed_dictionaries({})}).flatmap(
-    lambda base: st.dictionaries(st.sampled_from(["spec", "data", "rules"]), json_values).map(
+    lambda base: st.dictionaries(st.sampled_from(["spec", "selector", "rules"]), json_values).map(
         lambda body: {**base, **body}
     )
 )

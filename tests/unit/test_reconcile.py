@@ -1,5 +1,6 @@
 """What the first loop makes of SpecServes that vanish, and of an API server in trouble."""
 
+import copy
 import datetime
 import time
 from base64 import b64encode
@@ -19,6 +20,13 @@ WALL = 1_900_000_000.0
 CURVE_SECONDS = 30.0
 
 
+def merged(base: Any, patch: Any) -> Any:
+    """A JSON merge patch without deletions, applied."""
+    if not (isinstance(base, dict) and isinstance(patch, dict)):
+        return patch
+    return base | {key: merged(base.get(key), value) for key, value in patch.items()}
+
+
 class FakeCluster:
     """Objects by kind and name; refuses what a test wants refused."""
 
@@ -26,6 +34,8 @@ class FakeCluster:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.refusals: dict[str, KubeRefused] = {}
         self.statuses: list[dict[str, Any]] = []
+        self.merged: list[tuple[str, dict[str, Any]]] = []
+        self.version = 0
 
     async def get(self, kind: str, _: str, name: str) -> dict[str, Any] | None:
         if kind == "ConfigMap" and kind in self.refusals:
@@ -36,12 +46,25 @@ class FakeCluster:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if kind in self.refusals:
             raise self.refusals[kind]
-        made = {**manifest, "metadata": {"uid": f"{kind}-uid", **manifest["metadata"]}}
+        old = self.objects.get((kind, name))
+        if old and observed.written_parts(old) == observed.written_parts(manifest):
+            return old
+        self.version += 1
+        meta = {"uid": f"{kind}-uid", "resourceVersion": str(self.version)}
+        made = {**manifest, "metadata": {**meta, **manifest["metadata"]}}
         self.objects[kind, name] = made
         return made
 
-    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+    async def create(self, manifest: dict[str, Any]) -> dict[str, Any] | None:
+        if (manifest["kind"], manifest["metadata"]["name"]) in self.objects:
+            return None
         return await self.apply(manifest)
+
+    async def merge(self, kind: str, _: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
+        self.merged.append((kind, patch))
+        self.refusals.pop(kind, None)
+        self.objects[kind, name] = merged(self.objects[kind, name], patch)
+        return self.objects[kind, name]
 
     async def status(self, _: str, name: str, status: dict[str, Any]) -> None:
         if (names.KIND, name) not in self.objects:
@@ -181,7 +204,11 @@ async def test_a_server_in_trouble_is_no_fault_of_the_spec(world, refusal, resul
     assert [c["reason"] for c in ready] == ([] if reason is None else [reason])
 
 
-async def test_after_a_restart_nothing_is_said_of_pods_that_is_not_known(world):
+def said(world: World, reason: str = "WorkloadApplied") -> list[str]:
+    return [notice.message for notice in world.notices if notice.reason == reason]
+
+
+async def test_what_replaces_pods_is_said_also_after_a_restart(world):
     world.show()
     await world.loop.reconcile(KEY)
     world.show(generation=2, image="engine:2")
@@ -192,12 +219,148 @@ async def test_after_a_restart_nothing_is_said_of_pods_that_is_not_known(world):
     again.loop.take_owned(None, observed.owned("Deployment", deployment))
     again.show(generation=3, image="engine:3")
     await again.loop.reconcile(KEY)
-    said = [n.message for n in world.notices if n.reason == "WorkloadApplied"]
-    assert said[0] == "Deployment chat created"
-    assert "pods are replaced: spec.containers[engine].image" in said[1]
-    assert [n.message for n in again.notices if n.reason == "WorkloadApplied"] == [
-        "Deployment chat changed"
-    ]
+    replaced = "Deployment chat changed, pods are replaced: spec.engine.image"
+    assert said(world) == ["Deployment chat created", replaced]
+    assert said(again) == [replaced]
+    assert said(again, "SetBack") == []
+
+
+# -- what somebody else has changed ---------------------------------------------------------
+
+
+async def drift(world: World, kind: str, change: Any) -> None:
+    """Let somebody change an object that is as it should be, and be looked at."""
+    world.show()
+    await world.loop.reconcile(KEY)
+    world.notices.clear()
+    item = copy.deepcopy(world.cluster.objects[kind, "chat"])
+    change(item)
+    world.cluster.objects[kind, "chat"] = item
+    world.loop.take_owned(None, observed.owned(kind, item))
+
+
+def another_image(item: dict[str, Any]) -> None:
+    item["spec"]["template"]["spec"]["containers"][0]["image"] = "nginx:1"
+
+
+SET_BACK = "Deployment chat set back, as somebody else had changed it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        (
+            "Deployment",
+            another_image,
+            f"{SET_BACK}, pods are replaced: spec.containers[engine].image of the pod template",
+        ),
+        (
+            "Deployment",
+            lambda item: item["spec"].update(replicas=7),
+            f"{SET_BACK}, no pod is replaced",
+        ),
+        (
+            "Service",
+            lambda item: item["spec"]["selector"].update(foo="bar"),
+            "Service chat set back, as somebody else had changed it",
+        ),
+    ],
+)
+async def test_what_somebody_else_has_changed_is_set_back_and_said(world, kind, change, words):
+    await drift(world, kind, change)
+    assert await world.loop.reconcile(KEY) == "ok"
+    assert said(world, "SetBack") == [words]
+    assert said(world) == []
+    assert await world.loop.reconcile(KEY) == "ok"
+    assert len(world.notices) == 1
+
+
+async def test_what_a_watch_tells_late_is_nobodys_change(world):
+    world.show()
+    await world.loop.reconcile(KEY)
+    first = observed.owned("Deployment", world.cluster.objects["Deployment", "chat"])
+    world.show(generation=2, image="engine:2")
+    await world.loop.reconcile(KEY)
+    world.notices.clear()
+    world.loop.take_owned(None, first)
+    assert await world.loop.reconcile(KEY) == "ok"
+    assert world.notices == []
+
+
+async def test_one_whose_object_was_refused_has_the_others_brought_to_its_spec(world):
+    await drift(world, "Service", lambda item: item["spec"].update(ports=[]))
+    world.cluster.refusals["Service"] = KubeRefused(422, "Invalid", "Duplicate value: http")
+    world.show(generation=2, image="engine:2")
+    assert await world.loop.reconcile(KEY) == "blocked"
+    template = world.cluster.objects["Deployment", "chat"]["spec"]["template"]
+    assert template["spec"]["containers"][0]["image"] == "engine:2"
+    status, reason, message = known(world, "Stalled")
+    assert (status, reason) == ("True", "ChangedByHand")
+    assert "Duplicate value: http; kubectl delete service chat has it made anew" in message
+
+
+async def test_a_service_that_leaves_no_room_is_taken_over(world):
+    def another_port(item: dict[str, Any]) -> None:
+        fields = {"f:spec": {"f:ports": {'k:{"port":80}': {}}}}
+        item["spec"]["ports"] = [{"name": "http", "port": 80}]
+        item["metadata"] |= {
+            "resourceVersion": "7",
+            "managedFields": [
+                {"manager": names.MANAGER, "operation": "Apply"},
+                {"manager": "kubectl-patch", "operation": "Update", "fieldsV1": fields},
+            ],
+        }
+
+    await drift(world, "Service", another_port)
+    world.cluster.refusals["Service"] = KubeRefused(422, "Invalid", "Duplicate value: http")
+    assert await world.loop.reconcile(KEY) == "ok"
+    ((kind, patch),) = world.cluster.merged
+    assert (kind, patch["metadata"]["resourceVersion"]) == ("Service", "7")
+    ours, hand = patch["metadata"]["managedFields"]
+    assert ours["fieldsV1"]["f:spec"]["f:ports"] == {'k:{"port":80}': {}}
+    assert hand["fieldsV1"]["f:spec"] == {}
+    assert said(world, "SetBack") == ["Service chat set back, as somebody else had changed it"]
+
+
+@pytest.mark.parametrize("kind", ["NetworkPolicy", "Service"])
+async def test_no_engine_starts_before_what_goes_with_it_is_there(world, kind):
+    world.loop._provision = workload.Provision(admin=workload.Peer("system", {"app": "x"}))
+    world.cluster.refusals[kind] = KubeRefused(403, "Forbidden", "quota")
+    world.show()
+    assert await world.loop.reconcile(KEY) == "blocked"
+    assert known(world, "Stalled")[1] == "ApplyForbidden"
+    assert ("Deployment", "chat") not in world.cluster.objects
+
+
+@pytest.mark.parametrize("label", [names.LABEL_MANAGED_BY, names.LABEL_INSTANCE])
+async def test_what_lost_a_label_is_still_ours_and_gets_it_back(world, label):
+    world.show()
+    await world.loop.reconcile(KEY)
+    await world.loop.reconcile(KEY)
+    for kind, name in (("Service", "chat"), ("Secret", "chat-credentials")):
+        old = world.cluster.objects[kind, name]
+        item = copy.deepcopy(old)
+        del item["metadata"]["labels"][label]
+        world.cluster.objects[kind, name] = item
+        seen = observed.owned(kind, item) if label == names.LABEL_INSTANCE else None
+        if kind == "Service":
+            world.loop.take_owned(observed.owned(kind, old), seen)
+        else:
+            world.loop.take_credentials(observed.credentials(old), None)
+    data = world.cluster.objects["Secret", "chat-credentials"]["data"]
+    assert await world.loop.reconcile(KEY) == "ok"
+    for kind, name in (("Service", "chat"), ("Secret", "chat-credentials")):
+        assert world.cluster.objects[kind, name]["metadata"]["labels"][label]
+    assert world.cluster.objects["Secret", "chat-credentials"]["data"] == data
+
+
+async def test_what_others_made_under_its_name_is_left_alone(world):
+    world.cluster.objects["Secret", "chat-credentials"] = {
+        "metadata": {"name": "chat-credentials", "namespace": "team", "uid": "x"}
+    }
+    world.show()
+    assert await world.loop.reconcile(KEY) == "blocked"
+    assert known(world, "Stalled")[1] == "NameTaken"
 
 
 # -- the Prometheus server ------------------------------------------------------------------

@@ -19,7 +19,7 @@ from specserve.workload.calibration import (
     calibration_job,
     curve_config_map,
 )
-from specserve.workload.compare import first_difference, template_hash
+from specserve.workload.compare import field_of, first_difference, template_hash
 from specserve.workload.hardware import hardware, is_hardware
 from specserve.workload.objects import (
     Manifest,
@@ -29,6 +29,7 @@ from specserve.workload.objects import (
     engine_config,
     owner_reference,
 )
+from specserve.workload.ownership import taken_over
 from specserve.workload.provision import NONE_PROVIDED, Peer, Provision
 
 __all__ = [
@@ -48,11 +49,13 @@ __all__ = [
     "curve_config_map",
     "desired",
     "engine_config",
+    "field_of",
     "first_difference",
     "hardware",
     "is_hardware",
     "layout_of",
     "owner_reference",
     "requests_asked",
+    "taken_over",
     "template_hash",
 ]
