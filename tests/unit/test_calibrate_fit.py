@@ -152,6 +152,11 @@ def test_runs_that_differ_are_named_by_cell():
     assert disagreements(then, then) == []
 
 
+def test_one_step_is_one_step():
+    loud = ratios(readings({8: 2.0}, steps=1, noise=0.1))
+    assert unsettled(loud)[0].startswith("batch 8, 1 step: repeats")
+
+
 def test_steps_are_visited_there_and_back():
     cells = cells_of((1, 8), (1, 3), 3)
     assert [cell.level for cell in cells] == [1] * 9 + [8] * 9
@@ -164,7 +169,7 @@ def test_steps_are_visited_there_and_back():
 def test_what_an_engine_has_no_room_for_is_said():
     room = Room.of([{"max_running_requests": 48, "max_total_num_tokens": 10_000}] * 2)
     assert room.groups == 2
-    assert "48 requests run at most" in room.objection(64, 384)
+    assert "at most 48 requests at once" in room.objection(64, 384)
     assert "a cache of 10000" in room.objection(32, 384)
     assert room.objection(16, 384) == ""
     assert room.longest(32, 128) == 10_000 // 32 - 128

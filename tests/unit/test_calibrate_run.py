@@ -150,7 +150,7 @@ async def test_sizes_without_room_are_left_out_and_said(tmp_path, capsys):
         given = ("--sizes", "1,15,16,64", "--repeats", 1, "--steps", 3)
         assert await calibrate(running, file, *given) == 0
         err = capsys.readouterr().err
-        assert "batch 64: 48 requests run at most (--max-running-requests)" in err
+        assert "batch 64: at most 48 requests at once (--max-running-requests)" in err
         assert "batch 16: the engine does not tell it from a smaller one" in err
 
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Final
 
+from specserve.conditions import counted
 from specserve.policy.curve import Curve, CurveDocument, Point, Provenance
 
 #: Two runs are told to differ where their ratios are further apart.
@@ -131,8 +132,8 @@ def curve_of(measured: Sequence[Ratio], provenance: Provenance) -> Curve:
 def unsettled(measured: Sequence[Ratio]) -> list[str]:
     """The cells whose own repeats do not agree, in words."""
     return [
-        f"batch {ratio.batch}, {ratio.steps} steps: repeats from {min(ratio.repeats):.2f} to "
-        f"{max(ratio.repeats):.2f}"
+        f"batch {ratio.batch}, {counted(ratio.steps, 'step')}: repeats from "
+        f"{min(ratio.repeats):.2f} to {max(ratio.repeats):.2f}"
         for ratio in measured
         if not ratio.settled
     ]
@@ -141,8 +142,8 @@ def unsettled(measured: Sequence[Ratio]) -> list[str]:
 def sparse(measured: Sequence[Ratio], fewest: int) -> list[str]:
     """The cells of which a visit has fewer timed rounds than it should, in words."""
     return [
-        f"batch {ratio.batch}, {_steps(ratio.steps)}: {ratio.fewest} timed in a visit, below "
-        f"{fewest}; longer answers have more (--max-new-tokens)"
+        f"batch {ratio.batch}, {counted(ratio.steps, 'step')}: {ratio.fewest} timed in a "
+        f"visit, below {fewest}; longer answers have more (--max-new-tokens)"
         for ratio in measured
         if ratio.fewest < fewest
     ]
@@ -159,7 +160,7 @@ def disagreements(new: Curve, old: Curve) -> list[str]:
         low, high = sorted((known, point.ratio))
         if high > (1 + AGREEMENT) * low:
             found.append(
-                f"batch {point.batch}, {point.steps} steps: {point.ratio:.2f} now, "
+                f"batch {point.batch}, {counted(point.steps, 'step')}: {point.ratio:.2f} now, "
                 f"{known:.2f} then"
             )
     return found
@@ -172,7 +173,7 @@ def break_even_words(measured: Sequence[Ratio]) -> list[str]:
         by_batch.setdefault(ratio.batch, []).append(ratio)
     return [
         f"at {batch} in flight it pays above "
-        + ", ".join(f"{r.mean:.2f} with {_steps(r.steps)}" for r in row)
+        + ", ".join(f"{r.mean:.2f} with {counted(r.steps, 'step')}" for r in row)
         for batch, row in sorted(by_batch.items())
     ]
 
@@ -183,7 +184,7 @@ def crossover_words(measured: Sequence[Ratio]) -> list[str]:
     for ratio in measured:
         rows.setdefault(ratio.steps, {})[ratio.batch] = ratio.mean
     return [
-        f"{_steps(steps)} at acceptance {acceptance:g}: {_where(row, acceptance)}"
+        f"{counted(steps, 'step')} at acceptance {acceptance:g}: {_where(row, acceptance)}"
         for steps, row in sorted(rows.items())
         for acceptance in ACCEPTANCES
         if acceptance <= steps + 1
@@ -236,7 +237,3 @@ def _where(row: Mapping[int, float], acceptance: float) -> str:
         else:
             parts.append(f"from about {first:.0f} to about {last:.0f}")
     return f"it pays {' and '.join(parts)} in flight"
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"

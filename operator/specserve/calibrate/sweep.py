@@ -24,6 +24,7 @@ from specserve.bench.plan import Arm, Cell
 from specserve.bench.prompts import Prompts
 from specserve.bench.steering import Steering
 from specserve.calibrate.fit import Reading
+from specserve.conditions import counted
 from specserve.policy.rounds import bucket_of
 
 DEFAULT_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -81,7 +82,8 @@ class Room:
     def objection(self, size: int, tokens_each: int) -> str:
         """Why a batch of this size cannot be held; empty if it can."""
         if self.requests is not None and size > self.requests:
-            return f"batch {size}: {self.requests} requests run at most (--max-running-requests)"
+            most = counted(self.requests, "request")
+            return f"batch {size}: at most {most} at once (--max-running-requests)"
         if self.tokens is not None and size * tokens_each > self.tokens:
             return f"batch {size}: needs {size * tokens_each} tokens of a cache of {self.tokens}"
         if self.context is not None and tokens_each > self.context:
@@ -186,9 +188,9 @@ class Sweep:
                 wish = replace(wish, tokens=max(wish.tokens, min(longest, 2 * wish.tokens)))
         if held < HELD * cell.level:
             raise NotMeasured(
-                f"batch {cell.level}, {steps} steps: the batch was {held:.0f} in the mean; is "
-                "there other traffic, is this client too slow, or are the answers too short "
-                "(--max-new-tokens)?"
+                f"batch {cell.level}, {counted(steps, 'step')}: the batch was {held:.0f} in "
+                "the mean; is there other traffic, is this client too slow, or are the answers "
+                "too short (--max-new-tokens)?"
             )
         return Reading(
             batch=cell.level,
@@ -213,7 +215,9 @@ class Sweep:
         )
         problems = [outcome.problem for outcome in outcomes if outcome.problem]
         if problems:
-            raise NotMeasured(f"batch {size}: {len(problems)} requests failed: {problems[0]}")
+            raise NotMeasured(
+                f"batch {size}: {counted(len(problems), 'request')} failed: {problems[0]}"
+            )
         return [outcome.verifies or 0 for outcome in outcomes]
 
 
