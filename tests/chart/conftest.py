@@ -5,7 +5,7 @@ import pytest
 from tests.cluster.light import light_cluster as start_light_cluster
 
 _NAMESPACES = ("specserve-system", "team-a", "team-b")
-_MONITORS = ("ServiceMonitor", "PodMonitor")
+_MONITORS = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
 
 
 def _monitor(kind: str) -> dict:

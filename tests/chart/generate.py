@@ -92,6 +92,7 @@ _MORE: dict[str, dict[str, Any]] = {
             "metricRelabelings": shapes.each(shapes.OBJECT),
         }.items()
     },
+    "prometheusRule.labels": shapes.LABELS,
     "podDisruptionBudget.maxUnavailable": {
         **shapes.must(shapes.PERCENTAGE),
         "type": ["integer", "string", "null"],

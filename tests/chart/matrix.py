@@ -37,6 +37,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "enabled": True,
             "metricRelabelings": [{"action": "labeldrop", "regex": "le"}],
         },
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
     },
     "closed": {
         "networkPolicy": {
