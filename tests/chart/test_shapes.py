@@ -86,3 +86,24 @@ def test_schema_and_api_server_agree(api_server, shape):
     pattern = getattr(shapes, shape)
     passed = [one for one in candidates if re.fullmatch(pattern, one)]
     assert passed == [one for one in candidates if taken(one)]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "specserve-sim",
+        "specserve/specserve-operator:0.1.0",
+        "localhost:5000/team_a/engine:v0.5.16-cu124",
+        "[::1]:5000/engine",
+        f"Registry.example/a/b/c:1@sha256:{'0' * 64}",
+    ],
+)
+def test_images_that_a_runtime_pulls_are_taken(image):
+    assert re.fullmatch(shapes.IMAGE, image)
+
+
+@pytest.mark.parametrize(
+    "image", ["https://reg.example/a", "a b", "a:", "Engine", "a@sha256:1", "a//b", "/a", "a/"]
+)
+def test_images_that_no_runtime_understands_are_refused(image):
+    assert not re.fullmatch(shapes.IMAGE, image)
