@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from specserve.bench import command, connection
+from specserve.bench import command, connection, screen
 from specserve.bench.client import Client
 from specserve.bench.connection import BadOption
 from specserve.bench.steering import NotSteerable, Steering, steering
@@ -140,6 +140,21 @@ async def test_what_was_measured_is_printed_if_the_disk_is_full(credentials, cap
     printed = capsys.readouterr()
     assert "--json: /dev/full: No space left on device" in printed.err
     assert json.loads(printed.out[printed.out.index("{") :])["complete"]
+
+
+async def test_a_reader_that_leaves_early_costs_no_measurement(credentials, tmp_path, monkeypatch):
+    file, picture = tmp_path / "out.json", tmp_path / "out.png"
+
+    def gone(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(screen, "print_table", gone)
+    async with engine_at(credentials) as running:
+        given = ("--levels", "1", "--max-new-tokens", 16, "--json", file, "--plot", picture)
+        with pytest.raises(BrokenPipeError):
+            await bench(running, *given)
+    assert json.loads(file.read_text())["complete"]
+    assert picture.exists()
 
 
 async def test_an_interrupted_run_reports_what_it_has_and_puts_the_mode_back(

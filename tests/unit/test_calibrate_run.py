@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.bench import connection
+from specserve.bench import connection, screen
 from specserve.bench.client import Client
 from specserve.calibrate import command, sweep
 from specserve.policy import directive
@@ -210,6 +210,19 @@ async def test_a_curve_fits_into_the_bytes_that_are_kept_of_it(tmp_path, capsys)
     assert "\n" not in text
     assert len(text) <= 4096
     assert {point.batch for point in Curve.from_json(text).document.cells} == {1, 4}
+
+
+async def test_a_reader_that_leaves_early_costs_no_curve(tmp_path, monkeypatch):
+    file = tmp_path / "curve.json"
+
+    def gone(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(screen, "print_table", gone)
+    async with engine(tmp_path) as running:
+        with pytest.raises(BrokenPipeError):
+            await calibrate(running, file, "--sizes", "1", "--repeats", 1, "--steps", 3)
+    assert [point.batch for point in Curve.from_json(file.read_bytes()).document.cells] == [1]
 
 
 async def test_an_engine_is_steered_in_the_name_of_who_has_let_go_of_it(tmp_path, capsys):

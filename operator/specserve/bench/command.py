@@ -446,18 +446,21 @@ def _report(
         complete=done == total,
         version=version("specserve"),
     )
-    screen.print_table(*report.throughput_rows(table))
-    screen.print_table(*report.latency_rows(table))
-    for sentence in document["summary"]:
-        screen.print_line(sentence)
-    if done < total:
-        screen.print_line(f"incomplete: {done} of {total} cells were measured")
     failed = 0
-    if options.json:
-        failed = save("--json", options.json, json.dumps(document, indent=1) + "\n")
-    if options.plot:
-        try:
-            plot.draw(document, options.plot)
-        except OSError as error:
-            failed = fail(f"--plot: {options.plot}: {error.strerror}")
+    try:
+        screen.print_table(*report.throughput_rows(table))
+        screen.print_table(*report.latency_rows(table))
+        for sentence in document["summary"]:
+            screen.print_line(sentence)
+        if done < total:
+            screen.print_line(f"incomplete: {done} of {total} cells were measured")
+    finally:
+        # A reader that leaves early must not cost the measurement.
+        if options.json:
+            failed = save("--json", options.json, json.dumps(document, indent=1) + "\n")
+        if options.plot:
+            try:
+                plot.draw(document, options.plot)
+            except OSError as error:
+                failed = fail(f"--plot: {options.plot}: {error.strerror}")
     return failed or status or (1 if report.lost(table) else 0)

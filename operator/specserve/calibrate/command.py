@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from specserve.bench.client import Client
     from specserve.bench.server import Server
-    from specserve.calibrate.fit import Reading
+    from specserve.calibrate.fit import Ratio, Reading
     from specserve.policy.curve import Curve, Provenance
 
 DEFAULT_SIZES = "1,2,4,8,16,32,64,128,256"
@@ -326,11 +326,29 @@ def _report(
     origin: "Provenance",
     earlier: "Curve | None",
 ) -> int:
-    from specserve.bench import screen  # noqa: PLC0415
-    from specserve.calibrate import fit, sweep  # noqa: PLC0415
+    from specserve.calibrate import fit  # noqa: PLC0415
 
     measured = fit.ratios(readings)
     curve = fit.curve_of(measured, origin)
+    try:
+        doubts = _say(options, measured, curve, earlier)
+    finally:
+        # A reader that leaves early must not cost the measurement.
+        text = curve.to_json(compact=options.most_bytes is not None)
+        failed = save("--output", options.output, text)
+    return failed or (1 if doubts else 0)
+
+
+def _say(
+    options: argparse.Namespace,
+    measured: "list[Ratio]",
+    curve: "Curve",
+    earlier: "Curve | None",
+) -> list[str]:
+    """Tell what came out; returns the doubts about it."""
+    from specserve.bench import screen  # noqa: PLC0415
+    from specserve.calibrate import fit, sweep  # noqa: PLC0415
+
     screen.print_table(
         ["batch", "steps", "plain round ms", "r", "95 % +/-", "rounds"],
         [
@@ -357,5 +375,4 @@ def _report(
             )
     for doubt in doubts:
         screen.print_line(doubt)
-    text = curve.to_json(compact=options.most_bytes is not None)
-    return save("--output", options.output, text) or (1 if doubts else 0)
+    return doubts
