@@ -72,6 +72,7 @@ ROLLING_OUT: Final = "RollingOut"
 UP_TO_DATE: Final = "UpToDate"
 SPEC_ACCEPTED: Final = "SpecAccepted"
 SPEC_REJECTED: Final = "SpecRejected"
+CHANGED_BY_HAND: Final = "ChangedByHand"
 SECRET_MISSING: Final = "SecretMissing"  # noqa: S105 - a reason, not a secret
 OTHER_OPERATOR: Final = "OtherOperator"
 UNSCHEDULABLE: Final = "Unschedulable"

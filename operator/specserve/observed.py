@@ -240,11 +240,16 @@ _REJECTED = (
 )
 
 
+_MORE_MEMORY = "raise its limit; that of the engine is spec.engine.resources.limits.memory"
+
+
 def _ended(reason: str, message: str, ended: Mapping[str, Any]) -> Trouble:
     """Why a container ended; the GPU's memory is told apart from the kernel's OOMKilled."""
     words = ended.get("message") or ""
     if _OUT_OF_GPU_MEMORY.search(words):
         return Trouble("OutOfGpuMemory", f"{message}; {_LOWER}")
+    if ended.get("reason") == "OOMKilled":
+        return Trouble(reason, f"{message}; {_MORE_MEMORY}")
     if _MAKING_DRAFT_READY.search(words):
         return Trouble("DraftRejected", f"{message}; {_REJECTED}")
     return Trouble(reason, message)
@@ -284,7 +289,7 @@ class Owned:
         name: Its name.
         owner: Uid of its controller, empty if it has none.
         live: The parts that the operator writes, as canonical JSON.
-        problem: Why a Deployment cannot make its pods, None if it can.
+        problem: What keeps a Deployment from its pods, None if nothing does.
         rolled_out: Whether a Deployment has finished its rollout.
         replaces: Whether pods of an older template are left, which a Deployment replaces; where
             the number of pods is changed alone there are none.
@@ -296,7 +301,7 @@ class Owned:
     name: str
     owner: str
     live: bytes
-    problem: str | None = None
+    problem: Trouble | None = None
     rolled_out: bool = True
     replaces: bool = False
 
@@ -304,14 +309,6 @@ class Owned:
 def owned(kind: str, item: Object) -> Owned:
     """Read a Deployment, Service or ServiceAccount; lists leave `kind` out of their items."""
     meta, status = item["metadata"], item.get("status") or {}
-    conditions = {c["type"]: c for c in status.get("conditions") or ()}
-    failure = conditions.get("ReplicaFailure", {})
-    progressing = conditions.get("Progressing", {})
-    problem = None
-    if failure.get("status") == "True":
-        problem = failure.get("message") or failure.get("reason")
-    elif progressing.get("reason") == "ProgressDeadlineExceeded":
-        problem = progressing.get("message")
     older = status.get("replicas", 0) > status.get("updatedReplicas", 0)
     return Owned(
         kind=kind,
@@ -320,7 +317,7 @@ def owned(kind: str, item: Object) -> Owned:
         name=meta["name"],
         owner=controller(item),
         live=written_parts(item),
-        problem=problem,
+        problem=_problem({c["type"]: c for c in status.get("conditions") or ()}),
         rolled_out=kind != "Deployment"
         or (
             status.get("observedGeneration") == meta.get("generation")
@@ -329,6 +326,26 @@ def owned(kind: str, item: Object) -> Owned:
         ),
         replaces=kind == "Deployment" and older,
     )
+
+
+#: What the API server refuses a pod for, and what to change then.
+_MENDS = {
+    "error looking up service account": (
+        "spec.pod.serviceAccountName must name a ServiceAccount of this namespace"
+    ),
+    "exceeded quota": "lower spec.replicas or spec.engine.resources, or have the quota raised",
+}
+
+
+def _problem(conditions: Mapping[str, Any]) -> Trouble | None:
+    failure, progressing = conditions.get("ReplicaFailure", {}), conditions.get("Progressing", {})
+    if failure.get("status") == "True":
+        words = str(failure.get("message") or failure.get("reason") or "")
+        mend = next((mend for said, mend in _MENDS.items() if said in words), None)
+        return Trouble("PodsRefused", f"{words}; {mend}" if mend else words)
+    if progressing.get("reason") == "ProgressDeadlineExceeded":
+        return Trouble("ReplicasNotReady", str(progressing.get("message") or ""))
+    return None
 
 
 def controller(item: Object) -> str:

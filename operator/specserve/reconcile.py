@@ -534,7 +534,7 @@ class Reconciler:
             if error.status in {400, 403, 409, 422} or unknown_field:
                 if kind == "Service" and one is not None and error.status != 403:
                     raise _Blocked(
-                        "ChangedByHand",
+                        conditions.CHANGED_BY_HAND,
                         f"Service {name}: somebody has changed it so that it cannot be set back: "
                         f"{error.message}; kubectl delete service {name} has it made anew",
                     ) from None
@@ -617,7 +617,7 @@ class Reconciler:
             return None
         if not _ours(item, resource):
             raise _Blocked(
-                "NameTaken",
+                conditions.NAME_TAKEN,
                 f"{kind} {meta['name']} exists and is not ours; rename the SpecServe, or delete "
                 f"that {kind}",
             )
@@ -780,7 +780,7 @@ class Reconciler:
         name = manifest["metadata"]["name"]
         if not _ours(item, resource):
             raise _Blocked(
-                "NameTaken",
+                conditions.NAME_TAKEN,
                 f"Secret {name} exists and is not ours; rename the SpecServe, or delete that "
                 "Secret",
             )

@@ -217,6 +217,10 @@ _SEVERITY = (
 )
 
 
+#: Where the Deployment was brought to the spec, and clients may not reach its pods.
+_BESIDE_THE_DEPLOYMENT = frozenset({conditions.CHANGED_BY_HAND, conditions.NAME_TAKEN})
+
+
 def _workload(
     seen: Observation, alive: Sequence[Pod], ready: int, desired: int
 ) -> list[Condition]:
@@ -227,7 +231,7 @@ def _workload(
     running = stuck is not None and stuck.reason == conditions.SECRET_MISSING and ready >= desired
     if stuck is not None and not running:
         message = stuck.message
-        if ready:
+        if ready and stuck.reason not in _BESIDE_THE_DEPLOYMENT:
             message += "; the pods of the last accepted spec go on serving"
         return [
             Condition("Ready", "False", stuck.reason, message),
@@ -285,7 +289,7 @@ def _cause(seen: Observation, alive: Sequence[Pod]) -> Trouble | None:
         _, name, trouble = found[0]
         return Trouble(trouble.reason, f"pod {name}: {trouble.message}")
     if seen.deployment is not None and seen.deployment.problem:
-        return Trouble(conditions.REPLICAS_NOT_READY, seen.deployment.problem)
+        return seen.deployment.problem
     waits = min((pod.name for pod in alive if _not_started(pod)), default=None)
     if waits is not None:
         # Without the time that it takes, which would be news at every look.

@@ -210,6 +210,40 @@ async def test_a_service_that_was_changed_by_hand_serves_again(operator, stage):
     await stage.has("Ready", "True")
 
 
+async def test_a_service_that_another_tool_applies_stops_nothing_else(operator, stage):
+    await stage.create(replicas=0)
+    await stage.has("Ready", "True")
+    at = stage.at("services", "chat")
+    first = await stage.api.get(at)
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "ports": [
+                {"port": port, "protocol": "TCP", "name": name}
+                for port, name in ((80, "http"), (names.PORT_SERVING, "other"))
+            ]
+        },
+    }
+    await stage.api.request("PATCH", f"{at}?fieldManager=tool&force=true", theirs, APPLY)
+    ready = await stage.has("Ready", "False", "ChangedByHand")
+    assert "Duplicate value" in ready["message"]
+    assert "kubectl delete service chat has it made anew" in ready["message"]
+    await stage.edit(engine={"image": "engine-image:2"})
+
+    async def followed():
+        containers = (await stage.deployment())["spec"]["template"]["spec"]["containers"]
+        return containers[0]["image"] == "engine-image:2"
+
+    await eventually(followed, 5, "the Deployment to follow the spec")
+    stage.kubectl("delete", "service", "chat")
+    await stage.has("Ready", "True")
+    again = await stage.api.get(at)
+    assert again["metadata"]["uid"] != first["metadata"]["uid"]
+    assert [one["name"] for one in again["spec"]["ports"]] == ["http"]
+
+
 async def test_what_lost_its_labels_is_still_ours(operator, stage):
     await stage.create(replicas=0)
     await stage.has("Ready", "True")

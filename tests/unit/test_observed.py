@@ -104,6 +104,7 @@ def test_each_start_of_the_engine_is_another_boot(change):
 UNSCHEDULABLE = [
     {"type": "PodScheduled", "status": "False", "message": "0/4 nodes: no nvidia.com/gpu"}
 ]
+MORE_MEMORY = "raise its limit; that of the engine is spec.engine.resources.limits.memory"
 TROUBLE = {
     "ready": (pod(), None),
     "just made": (pod(phase="Pending", ready=False, containerStatuses=None), None),
@@ -131,7 +132,7 @@ TROUBLE = {
     ),
     "out of memory": (
         pod(ready=False, containerStatuses=[container(state=ended("OOMKilled", 137))]),
-        ("CrashLooping", "ended with OOMKilled, exit code 137"),
+        ("CrashLooping", f"ended with OOMKilled, exit code 137; {MORE_MEMORY}"),
     ),
     "O-B5 out of GPU memory": (
         pod(
@@ -392,11 +393,28 @@ def test_a_rollout_under_way(change: dict[str, int], *, replaces: bool):
     assert one.replaces is replaces
 
 
+NAME_ONE = "spec.pod.serviceAccountName must name a ServiceAccount of this namespace"
+NO_ACCOUNT = (
+    'pods "chat-6d-" is forbidden: error looking up service account team/no: serviceaccount "no" '
+    "not found"
+)
+
+
 @pytest.mark.parametrize(
     ("condition", "problem"),
     [
-        ({"type": "ReplicaFailure", "status": "True", "message": "quota"}, "quota"),
-        ({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}, "FailedCreate"),
+        (
+            {"type": "ReplicaFailure", "status": "True", "message": "denied by webhook"},
+            ("PodsRefused", "denied by webhook"),
+        ),
+        (
+            {"type": "ReplicaFailure", "status": "True", "message": NO_ACCOUNT},
+            ("PodsRefused", f"{NO_ACCOUNT}; {NAME_ONE}"),
+        ),
+        (
+            {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"},
+            ("PodsRefused", "FailedCreate"),
+        ),
         (
             {
                 "type": "Progressing",
@@ -404,7 +422,7 @@ def test_a_rollout_under_way(change: dict[str, int], *, replaces: bool):
                 "reason": "ProgressDeadlineExceeded",
                 "message": "too long",
             },
-            "too long",
+            ("ReplicasNotReady", "too long"),
         ),
         ({"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}, None),
     ],
@@ -413,7 +431,7 @@ def test_what_keeps_a_deployment_from_making_pods(condition, problem):
     one = observed.owned(
         "Deployment", live(lambda item: item["status"].update(conditions=[condition]))
     )
-    assert one.problem == problem
+    assert one.problem == (problem and observed.Trouble(*problem))
 
 
 # -- credentials ----------------------------------------------------------------------------

@@ -225,6 +225,18 @@ async def test_what_replaces_pods_is_said_also_after_a_restart(world):
     assert said(again, "SetBack") == []
 
 
+async def test_pods_that_the_server_refuses_are_news(world):
+    world.show(image="engine:1")
+    await world.loop.reconcile(KEY)
+    refused = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+    item = {**world.cluster.objects["Deployment", "chat"], "status": {"conditions": [refused]}}
+    world.loop.take_owned(None, observed.owned("Deployment", item))
+    await world.loop.reconcile(KEY)
+    (notice,) = (notice for notice in world.notices if notice.reason == "PodsRefused")
+    assert notice.kind == "Warning"
+    assert "exceeded quota: gpus; lower spec.replicas" in notice.message
+
+
 # -- what somebody else has changed ---------------------------------------------------------
 
 

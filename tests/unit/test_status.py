@@ -161,8 +161,11 @@ WORKLOAD = {
         ("False", "Unschedulable", "nvidia.com/gpu"),
     ),
     "quota": (
-        {"pods": [], "deployment": replace(ROLLED_OUT, problem="exceeded quota")},
-        ("False", "ReplicasNotReady", "exceeded quota"),
+        {
+            "pods": [],
+            "deployment": replace(ROLLED_OUT, problem=Trouble("PodsRefused", "exceeded quota")),
+        },
+        ("False", "PodsRefused", "0/1 pods ready; exceeded quota"),
     ),
     "scaled to zero": (
         {"spec": spec(0), "pods": [], "engines": []},
@@ -193,6 +196,12 @@ def test_ready(case: str):
     found = condition(seen(**changes), "Ready")
     assert found[:2] == (state, reason)
     assert words in found[2]
+
+
+def test_pods_that_clients_may_not_reach_are_not_said_to_serve():
+    blocked = Trouble("ChangedByHand", "kubectl delete service chat has it made anew")
+    found = condition(seen(blocked=blocked), "Ready")
+    assert found == ("False", "ChangedByHand", blocked.message)
 
 
 NOT_STARTED = (
@@ -714,7 +723,7 @@ observations = st.builds(
     deployment=st.none()
     | st.builds(
         lambda problem, done: replace(ROLLED_OUT, problem=problem, rolled_out=done),
-        st.none() | words,
+        st.none() | st.builds(Trouble, words, words),
         st.booleans(),
     ),
     pods=st.lists(some_pod, max_size=4),
