@@ -285,12 +285,17 @@ def rounds(body: Mapping[str, Any], at: float) -> Rounds:
         cells=tuple(cells[key] for key in sorted(cells)),
         acceptance=tuple(acceptance[steps] for steps in sorted(acceptance)),
         tokens_total=tokens_total(body),
+        total=_total(body, "roundsTotal"),
     )
 
 
 def tokens_total(body: Mapping[str, Any]) -> int | None:
     """Tokens made so far by a read-back, None unless every group says."""
-    totals = [group.get("tokensTotal") for group in body.get("groups") or ()]
+    return _total(body, "tokensTotal")
+
+
+def _total(body: Mapping[str, Any], field: str) -> int | None:
+    totals = [group.get(field) for group in body.get("groups") or ()]
     known = [total for total in totals if isinstance(total, int)]
     return sum(known) if known and len(known) == len(totals) else None
 

@@ -24,7 +24,7 @@ CHANGED: Final = 4.0
 TELLING: Final = 40
 #: Fewest rounds that can contradict earlier ones: requests of one round may be alike, so that its
 #: verifies, however many, are hardly more than one.
-SEVERAL: Final = 4
+SEVERAL: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ class Counts:
     Attributes:
         base: The engine's counters at the last reading; the next is compared with them. None
             before the first, which says only what was long ago.
+        rounds: The engine's count of rounds at the last reading, None if not said.
         at: When verifies were last counted, None before.
         batch: The demand on a rank then, None if not known.
         trials: Verifies that had a first, second ... draft.
@@ -85,6 +86,7 @@ class Counts:
     """
 
     base: tuple[Accepted, ...] | None = None
+    rounds: int | None = None
     at: float | None = None
     batch: float | None = None
     trials: tuple[float, ...] = ()
@@ -106,12 +108,12 @@ class Counts:
             base: that interval says nothing.
         """
         if self.base is None:
-            return replace(self, base=rounds.acceptance), 0
+            return replace(self, base=rounds.acceptance, rounds=rounds.total), 0
         trials, accepted = _between(self.base, rounds.acceptance)
-        based = replace(self, base=rounds.acceptance)
+        based = replace(self, base=rounds.acceptance, rounds=rounds.total)
         if not judged or not trials or trials[0] <= 0:
             return based, 0
-        contradicts = trials[0] >= max(TELLING, SEVERAL * (batch or 1))
+        contradicts = trials[0] >= TELLING and self._several(rounds)
         kept = self._kept(trials, accepted, rounds.at, contradicts=contradicts)
         return (
             replace(
@@ -123,6 +125,12 @@ class Counts:
             ),
             round(trials[0]),
         )
+
+    def _several(self, rounds: Rounds) -> bool:
+        """Whether the interval had more than a round; so too where engines do not count them."""
+        if self.rounds is None or rounds.total is None:
+            return True
+        return rounds.total - self.rounds >= SEVERAL
 
     def _kept(
         self,
