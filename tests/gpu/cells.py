@@ -2,8 +2,9 @@
 
     python -m tests.gpu.cells windows.jsonl ... [--out build/bench]
 
-Figures of one cell come from one start of the servers, on one machine. An arm that does not depend
-on the acceptance has the windows of all cells with as many clients.
+Figures of one cell come from one start of the servers, on one machine; only the server without a
+draft may be of another start, where that one did not come to it, and is then marked. An arm that
+does not depend on the acceptance has the windows of all cells with as many clients.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ HOW = (
     "for three seconds and it does not wait to change them (settledSeconds since its start), and "
     "it reads the server's own figures of the last minute, round times of held windows among "
     "them. Its looks at steps that are not in use count where they fall into a window. "
-    "`base` is a server without a draft; `engineDefault` one that follows SGLang's own table. "
+    "`base` is a server without a draft (with a star: of another start, as it depends on neither "
+    "acceptance nor policy); `engineDefault` one that follows SGLang's own table. "
     "`stderr` is that of specserve / max(on, off), from the spread of the windows."
 )
 
@@ -137,6 +139,9 @@ def _cell(windows: Sequence[Line], clients: int, accept: float, fleet: str) -> L
         plan.DEFAULT: _rates(mine, plan.DEFAULT, accept),
         plan.SPECSERVE: _rates(mine, plan.SPECSERVE, accept),
     }
+    borrowed = not figures[plan.BASE] and (others := _others(windows, clients))
+    if borrowed:
+        figures[plan.BASE] = others
     means = {arm: statistics.fmean(each) if each else None for arm, each in figures.items()}
     steered = [each for each in mine if (each["arm"], each["accept"]) == (plan.SPECSERVE, accept)]
     held = max((plan.ON, plan.OFF), key=lambda arm: means[arm] or 0.0)
@@ -161,9 +166,19 @@ def _cell(windows: Sequence[Line], clients: int, accept: float, fleet: str) -> L
         "drafted": _rounded(_mean(each["drafted"] for each in steered), 3),
         "switches": sum(each["switches"] for each in steered),
         "settledSeconds": _rounded(_mean(each["settledSeconds"] for each in steered), 2),
+        "baseOfAnotherStart": bool(borrowed),
         "lost": sum(each["lost"] for each in mine if each["accept"] in (accept, None)),
         "fleet": fleet,
     }
+
+
+def _others(windows: Sequence[Line], clients: int) -> list[float]:
+    """What the server without a draft made with as many clients at its newest start with any."""
+    mine = [each for each in windows if each["c"] == clients and each["arm"] == plan.BASE]
+    newest = max(mine, key=lambda each: str(each["at"]), default=None)
+    return _rates(
+        (each for each in mine if newest and each["fleet"] == newest["fleet"]), plan.BASE
+    )
 
 
 def _rates(windows: Iterable[Line], arm: str, accept: float | None = None) -> list[float]:

@@ -102,9 +102,9 @@ def _table(cells: Sequence[Mapping[str, Any]]) -> str:
         (
             cell["c"],
             f"{cell['accept']:g}",
-            *(_figure(cell[arm]) for arm in arms),
+            *(_figure(cell[arm]) + (_star(cell) if arm == plan.BASE else "") for arm in arms),
             _ratio(cell["ratio"], cell["stderr"]),
-            _ratio(cell["ratioToBase"]),
+            _ratio(cell["ratioToBase"]) + _star(cell),
             "/".join(str(len(cell["windows"][arm])) for arm in arms),
         )
         for cell in cells
@@ -116,6 +116,10 @@ def _table(cells: Sequence[Mapping[str, Any]]) -> str:
         ),
         rows,
     )
+
+
+def _star(cell: Mapping[str, Any]) -> str:
+    return " *" if cell["baseOfAnotherStart"] else ""
 
 
 def _figure(value: float | None) -> str:

@@ -236,6 +236,15 @@ class TestCells:
         assert cell["ratioToBase"] is None
         assert cell["repeats"] == 1
 
+    def test_the_server_without_a_draft_may_be_of_another_start_and_is_then_marked(self):
+        own = [each for each in WINDOWS if each["arm"] != plan.BASE]
+        other = [window(plan.BASE, rate, fleet="b") for rate in (900.0, 1_100.0)]
+        cell = cells.cells([*own, *other])[-1]
+        assert (cell["fleet"], cell["base"], cell["baseOfAnotherStart"]) == ("a", 1_000.0, True)
+        assert not cells.cells([*WINDOWS, *other])[-1]["baseOfAnotherStart"]
+        page = show.render([cells.document([FLEET, *own, *other])])
+        assert "| 1000 * " in page
+
     def test_a_cell_is_of_one_start_of_the_servers(self):
         other = [window(plan.SPECSERVE, 1.0, fleet="b"), window(plan.ON, 5_000.0, fleet="b")]
         cell = cells.cells([*WINDOWS, *other])[-1]
