@@ -285,7 +285,7 @@ def rounds(body: Mapping[str, Any], at: float) -> Rounds:
         cells=tuple(cells[key] for key in sorted(cells)),
         acceptance=tuple(acceptance[steps] for steps in sorted(acceptance)),
         tokens_total=tokens_total(body),
-        total=_total(body, "roundsTotal"),
+        rounds_total=_total(body, "roundsTotal"),
     )
 
 

@@ -16,7 +16,7 @@ BORN = Counts(base=())
 
 
 def read(at: float, *rows: tuple[int, int, tuple[int, ...]], total: int | None = None) -> Rounds:
-    return Rounds(at, acceptance=tuple(Accepted(*row) for row in rows), total=total)
+    return Rounds(at, acceptance=tuple(Accepted(*row) for row in rows), rounds_total=total)
 
 
 def test_buckets_are_the_engines():

@@ -161,11 +161,17 @@ def test_a_break_even_that_is_known_is_named_though_no_acceptance_is():
     assert "(calibrated) at 20 in flight" in verdict.reason
 
 
+def taken_over_off(since, **settings):
+    """An engine that has been off since a moment, as a new operator finds it at 0."""
+    world = World(rule(**settings), ONE_GPU, batch=8, accept=3.0)
+    world.doing, _ = decide(api.Policy(mode="Off"), Memory.start(), Sample(0.0, 0.0, 8, 0), 0.0)
+    world.memory = Memory.resume("Off", since, ((1, 0),), 0.0)
+    return world
+
+
 def test_an_engine_that_is_taken_over_off_is_looked_at_soon():
     """Nothing of it is known: a minute off may be a minute lost."""
-    world = World(rule(), ONE_GPU, batch=8, accept=3.0)
-    world.doing, _ = decide(api.Policy(mode="Off"), Memory.start(), Sample(0.0, 0.0, 8, 0), 0.0)
-    world.memory = Memory.resume("Off", -60.0, ((1, 0),), 0.0)
+    world = taken_over_off(-60.0)
     world.run(9)
     assert not world.switches
     world.run(6)
@@ -174,9 +180,7 @@ def test_an_engine_that_is_taken_over_off_is_looked_at_soon():
 
 
 def test_an_engine_that_is_taken_over_keeps_its_dwell():
-    world = World(rule(dwellOffSeconds=40), ONE_GPU, batch=8, accept=3.0)
-    world.doing, _ = decide(api.Policy(mode="Off"), Memory.start(), Sample(0.0, 0.0, 8, 0), 0.0)
-    world.memory = Memory.resume("Off", -10.0, ((1, 0),), 0.0)
+    world = taken_over_off(-10.0, dwellOffSeconds=40)
     world.run(29)
     assert not world.switches
     world.run(5)

@@ -46,7 +46,7 @@ def test_what_an_engine_reports():
     assert found.at == AT
     assert found.cells == (Cell(4, 3, 20, 0.02, pytest.approx(AT - 2), 4.0),)
     assert found.acceptance == (Accepted(3, 80, (60, 40, 20)),)
-    assert (found.tokens_total, found.total) == (20 * 10, 20)
+    assert (found.tokens_total, found.rounds_total) == (20 * 10, 20)
 
 
 def test_of_a_round_time_the_group_with_most_rounds_speaks():

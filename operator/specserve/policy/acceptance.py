@@ -78,7 +78,7 @@ class Counts:
     Attributes:
         base: The engine's counters at the last reading; the next is compared with them. None
             before the first, which says only what was long ago.
-        rounds: The engine's count of rounds at the last reading, None if not said.
+        rounds_total: The engine's count of rounds at the last reading, None if not said.
         at: When verifies were last counted, None before.
         batch: The demand on a rank then, None if not known.
         trials: Verifies that had a first, second ... draft.
@@ -86,7 +86,7 @@ class Counts:
     """
 
     base: tuple[Accepted, ...] | None = None
-    rounds: int | None = None
+    rounds_total: int | None = None
     at: float | None = None
     batch: float | None = None
     trials: tuple[float, ...] = ()
@@ -108,9 +108,9 @@ class Counts:
             base: that interval says nothing.
         """
         if self.base is None:
-            return replace(self, base=rounds.acceptance, rounds=rounds.total), 0
+            return replace(self, base=rounds.acceptance, rounds_total=rounds.rounds_total), 0
         trials, accepted = _between(self.base, rounds.acceptance)
-        based = replace(self, base=rounds.acceptance, rounds=rounds.total)
+        based = replace(self, base=rounds.acceptance, rounds_total=rounds.rounds_total)
         if not judged or not trials or trials[0] <= 0:
             return based, 0
         contradicts = trials[0] >= TELLING and self._several(rounds)
@@ -128,9 +128,9 @@ class Counts:
 
     def _several(self, rounds: Rounds) -> bool:
         """Whether the interval had more than a round; so too where engines do not count them."""
-        if self.rounds is None or rounds.total is None:
+        if self.rounds_total is None or rounds.rounds_total is None:
             return True
-        return rounds.total - self.rounds >= SEVERAL
+        return rounds.rounds_total - self.rounds_total >= SEVERAL
 
     def _kept(
         self,

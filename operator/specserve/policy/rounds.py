@@ -79,11 +79,11 @@ class Rounds:
         cells: Round times, where there are any.
         acceptance: One entry for each step count above 0 that ran.
         tokens_total: Tokens generated since the engine process began, None if not said.
-        total: Decode rounds since then, likewise.
+        rounds_total: Decode rounds since then, likewise.
     """
 
     at: float
     cells: tuple[Cell, ...] = ()
     acceptance: tuple[Accepted, ...] = ()
     tokens_total: int | None = None
-    total: int | None = None
+    rounds_total: int | None = None
