@@ -69,7 +69,8 @@ async def test_break_even_goes_by_what_the_traffic_accepts(one, tmp_path):
     async with local(tmp_path, cr, *at(one)) as box:
         await box.line("break-even curve: profile h200-a")
         async with one.asked(24, accept=1.05):
-            await box.line("decides: off: acceptance 1.0", "below break-even")
+            # The first verifies, by chance, may win a little more than the mean.
+            await box.line("decides: off: acceptance 1.", "below break-even")
             # By a table, it may be off at this batch and larger ones alone.
             await one.until(lambda state: not drafts(state))
         async with one.asked(2, accept=3.8):
